@@ -1,0 +1,3 @@
+from dsabisect.cli import main
+
+main()

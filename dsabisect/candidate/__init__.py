@@ -1,0 +1,1 @@
+"""Everything here runs INSIDE the candidate's process. It imports nothing of ours outside this package."""

@@ -1,0 +1,1 @@
+"""The domain, pure: cases, inputs, the fp64 oracle, the comparator and its tolerances."""

@@ -1,0 +1,1 @@
+"""One outside thing each: git, goldens on disk, the journal, processes."""

@@ -1,0 +1,1 @@
+"""Revert, hunk and gate proposals."""

@@ -1,0 +1,1 @@
+"""Positions and verdicts only: judge, search, timeline, advice."""

@@ -1,0 +1,1 @@
+"""A report in several forms: strings out."""
