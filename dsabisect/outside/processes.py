@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def oom_kills() -> int:
 
 
 def kill_marked(mark: str) -> int:
-    """Kill every process whose environment carries our mark; for when the zygote itself was killed. Gives the number."""
+    """Kill every process whose environment carries our mark, for when the zygote itself was killed. Their number."""
     needle, killed = f"{MARK}={mark}".encode(), 0
     for _ in range(100):
         alive = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if needle in _environ(pid)]
@@ -185,6 +185,7 @@ class Ended:
     peak_bytes: int = 0
     oom_kills: int = 0  # by the kernel, anywhere on the machine, meanwhile
     leftover: int = 0  # processes that had to be killed at the end
+    stack: str = ""  # Python frames of all threads at a crash or time-out (faulthandler)
 
 
 @dataclass(kw_only=True)
@@ -198,6 +199,7 @@ class Child:
     deadline: float
     results_fd: int
     log_fd: int
+    stack_fd: int  # a file without a name
     zygote: Zygote
     queue: queue.SimpleQueue[dict[str, Any] | Ended] = field(default_factory=queue.SimpleQueue)
     cause: str = ""
@@ -236,13 +238,13 @@ class Child:
             self._drain()
             ended = Ended(
                 cause=self.cause or "exited", status=status, peak_bytes=self.peak, oom_kills=oom_kills() - kills,
-                leftover=left,
+                leftover=left, stack=os.pread(self.stack_fd, TAIL_BYTES, 0).decode(errors="replace"),
             )  # fmt: skip
         finally:
             with contextlib.suppress(OSError):
-                self.log.close(f"ended: {ended.cause}" if ended.cause != "exited" else "")
-            os.close(self.results_fd)
-            os.close(self.log_fd)
+                self.log.close("\n".join(filter(None, (ended.stack, "" if ended.cause == "exited" else ended.cause))))
+            for fd in (self.results_fd, self.log_fd, self.stack_fd):
+                os.close(fd)
             self.queue.put(ended)
 
     def _until_end(self) -> int | None:
@@ -255,7 +257,7 @@ class Child:
         while not self.cause:
             for fd, _ in poll.poll(max(0.0, check - time.monotonic()) * 1000):
                 if fd != control:
-                    if not (self._read_results() if fd == self.results_fd else self._read_log()):
+                    if (self._read_results() if fd == self.results_fd else self._read_log()) == b"":
                         poll.unregister(fd)  # every writer is gone
                     continue
                 message = self.zygote.receive()
@@ -293,25 +295,26 @@ class Child:
 
     def _drain(self) -> None:
         for read in (self._read_log, self._read_results):
-            for _ in range(1000):  # a leftover process may go on printing until it is swept
+            for _ in range(100):  # a leftover process may go on printing until it is swept
                 if not read():
                     break
 
-    def _read_log(self) -> bool:
+    def _read_log(self) -> bytes | None:
+        """What was read; b"" at the end, None when there is nothing now."""
         data = _read(self.log_fd)
         if data:
             with contextlib.suppress(OSError):  # a full disk must not end the watch
                 self.log.write(data)
-        return bool(data)
+        return data
 
-    def _read_results(self) -> bool:
+    def _read_results(self) -> bytes | None:
         data = _read(self.results_fd)
         *lines, self._buffer = (self._buffer + (data or b"")).split(b"\n")
         if len(self._buffer) > LONGEST_MESSAGE:
             self._buffer = b""
         for line in lines:
             self._accept(line)
-        return bool(data)
+        return data
 
     def _accept(self, line: bytes) -> None:
         """Take a line for a message only with this child's token in it."""
@@ -321,8 +324,8 @@ class Child:
             return
         if not isinstance(message, dict) or not secrets.compare_digest(str(message.pop("token", "")), self.token):
             return
-        while self._read_log():  # the child has flushed before it spoke: the log up to here belongs to this message
-            pass
+        for _ in range(2):  # the child has flushed before it spoke: what the pipe holds now belongs to this message
+            self._read_log()
         message["received"], message["log_mark"] = time.monotonic(), self.log.total
         if message.get("renew"):
             self.deadline = time.monotonic() + self.renewal
@@ -332,7 +335,7 @@ class Child:
 def _read(fd: int) -> bytes | None:
     try:
         return os.read(fd, 1 << 16)
-    except (BlockingIOError, OSError):
+    except BlockingIOError:
         return None
 
 
@@ -340,17 +343,26 @@ def _read(fd: int) -> bytes | None:
 
 
 class Zygote:
-    """A started worker process. Not to be shared between threads without its ``lock``."""
+    """A started worker process, with one living child at most; not to be shared between threads."""
 
     def __init__(self, *, interpreter: str, env: Mapping[str, str], mark: str, work: Path, torch: bool) -> None:
-        self.mark, self.lock, self.exit_status = mark, threading.Lock(), None
+        self.mark, self.exit_status = mark, None
         self.interpreter = interpreter
         folder = work / "zygote"
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{secrets.token_hex(4)}.log"
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(dsabisect.__file__).resolve().parent)
-        argv = [interpreter, "-s", "-c", BOOT, package, str(os.getpid()), str(theirs.fileno()), "torch" if torch else "bare"]
+        argv = [
+            interpreter,
+            "-s",
+            "-c",
+            BOOT,
+            package,
+            str(os.getpid()),
+            str(theirs.fileno()),
+            "torch" if torch else "bare",
+        ]
         try:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(
@@ -360,7 +372,9 @@ class Zygote:
         except OSError as error:
             self.control.close()
             raise EnvironmentFault(
-                f"cannot start the interpreter: {error.strerror}", where=interpreter, remedy="Give another with --interpreter"
+                f"cannot start the interpreter: {error.strerror}",
+                where=interpreter,
+                remedy="Give another with --interpreter",
             ) from error
         finally:
             theirs.close()
@@ -398,12 +412,19 @@ class Zygote:
             if not select.select([self.control], [], [], seconds)[0]:
                 return None
             data = self.control.recv(1 << 16)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: closed by another thread
             return None
         return json.loads(data) if data else None
 
     def fork(
-        self, request: Mapping[str, Any], *, log: Path, log_bytes: int, memory_bytes: int, seconds: float, renewal: float
+        self,
+        request: Mapping[str, Any],
+        *,
+        log: Path,
+        log_bytes: int,
+        memory_bytes: int,
+        seconds: float,
+        renewal: float,
     ) -> Child:
         """Fork a child that does ``request`` (JSON, with ``do``, ``env`` and ``cwd``) and watch it.
 
@@ -422,16 +443,17 @@ class Zygote:
         request_r, request_w = os.pipe()
         results_r, results_w = os.pipe()
         log_r, log_w = os.pipe()
+        stack = os.memfd_create("stack")
         os.set_blocking(results_r, False)
         os.set_blocking(log_r, False)
         child = Child(
             log=sink, token=token, memory_limit=memory_bytes, renewal=renewal, deadline=time.monotonic() + seconds,
-            results_fd=results_r, log_fd=log_r, zygote=self,
+            results_fd=results_r, log_fd=log_r, stack_fd=stack, zygote=self,
         )  # fmt: skip
         try:
-            socket.send_fds(self.control, [b'{"order": "fork"}'], [request_r, results_w, log_w])
+            socket.send_fds(self.control, [b'{"order": "fork"}'], [request_r, results_w, log_w, stack])
         except OSError:
-            for fd in (results_r, log_r, request_w):
+            for fd in (results_r, log_r, request_w, stack):
                 os.close(fd)
             raise
         finally:
@@ -471,6 +493,3 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-Limiter = Callable[[Mapping[str, Any]], float | None]

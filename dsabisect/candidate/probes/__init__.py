@@ -17,7 +17,7 @@ out of the candidate's own code is the candidate's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,19 @@ class HarnessFault(Exception):
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
         self.remedy = remedy
+
+
+class BlockedImport(ImportError):
+    """A probe blocked this module on purpose (facet deep_gemm = missing): the candidate's, when it lets it escape."""
+
+
+def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call straight into the candidate's compiled code.
+
+    An exception is the candidate's when its traceback passes through a file of the checkout. A C++ function that the
+    probe calls itself leaves no such frame: called through here, what it raises counts as the candidate's too.
+    """
+    return function(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,335 @@
+"""One evaluation: a commit is checked out, built, measured and compared; every cell becomes one Observation.
+
+Used by the engine alone. All that is slow or foreign happens behind `outside`: git, processes, files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dsabisect import targets
+from dsabisect.errors import DsabisectError, StoreError
+from dsabisect.indexer import compare
+from dsabisect.model import (
+    Build, Case, Cell, Column, Comparison, Device, Failure, Measurement, Observation, Outcome, PathSpec, Stage,
+    digest, to_json,
+)  # fmt: skip
+from dsabisect.outside import golden, store
+from dsabisect.outside.gitrepo import GitRepo
+from dsabisect.outside.runner import Runner
+from dsabisect.reason import judge
+
+RUNS = ("a", "b", "a")  # poison patterns, in order: run 1 shows poison, run 2 shows repeats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A commit on disk, built or not."""
+
+    sha: str
+    checkout: Path
+    build: Build
+    built: bool  # False: pure Python, nothing to keep
+    failure: Failure | None
+    timing: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Evaluator:
+    """What one run needs to measure any commit of its range."""
+
+    repo: GitRepo
+    target: Any
+    runner: Runner
+    goldens: golden.GoldenSet
+    device: Device
+    paths: Mapping[str, PathSpec]
+    cases: Mapping[str, Case]
+    run_dir: Path
+    environment_key: str
+    build_env: Mapping[str, str]
+    submodules: Mapping[str, Path]
+    interpreter: str
+    record: Callable[[Observation], None]
+    jobs: int = 1
+    known: dict[tuple[str, Column], Observation] = field(default_factory=dict)  # (build key, column) → measured
+    _prepared: dict[str, Future[Prepared]] = field(default_factory=dict)
+    _inputs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=max(1, self.jobs), thread_name_prefix="build")
+
+    def close(self, *, keep: bool) -> None:
+        """Stop builds that nobody waits for; remove checkouts unless the run is to be resumed."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if not keep:
+            shutil.rmtree(self.run_dir / "work", ignore_errors=True)
+
+    # ---- what decides a result ---------------------------------------------------------------------------
+
+    def build_of(self, sha: str) -> Build:
+        pins = self.target.pins(lambda path: self.repo.read(sha, path))
+        return Build(
+            target=self.target.NAME,
+            tree=self.repo.tree_key(sha, self.target.RELEVANT),
+            pins=pins,
+            flags=dict(self.build_env),
+            device=self.device.name,
+            environment=self.environment_key,
+        )
+
+    # ---- checkout and build ------------------------------------------------------------------------------
+
+    def prefetch(self, shas: Iterable[str]) -> None:
+        """Start checkouts and builds that will probably be asked for, when more than one may run at a time."""
+        if self.jobs > 1:
+            for sha in shas:
+                self._submit(sha)
+
+    def _submit(self, sha: str) -> Future[Prepared]:
+        with self._lock:
+            if sha not in self._prepared:
+                self._prepared[sha] = self._pool.submit(self._prepare, sha, sha)
+            return self._prepared[sha]
+
+    def _prepare(self, sha: str, name: str) -> Prepared:
+        """Check out and build ``sha`` into a folder called ``name``. A built folder of an earlier try is kept."""
+        build = self.build_of(sha)
+        checkout = self.run_dir / "work" / "checkouts" / name
+        stamp = checkout.with_name(checkout.name + ".built")
+        if stamp.is_file() and stamp.read_text() == build.key and checkout.is_dir():
+            return Prepared(sha=sha, checkout=checkout, build=build, built=True, failure=None, timing={})
+        began = time.monotonic()
+        shutil.rmtree(checkout, ignore_errors=True)
+        checkout.parent.mkdir(parents=True, exist_ok=True)
+        self.repo.checkout(sha, checkout, self.target.CHECKOUT)
+        notes = self._place_submodules(sha, checkout)
+        steps = self.target.prepare(
+            targets.BuildRequest(
+                checkout=checkout,
+                device=self.device,
+                interpreter=self.interpreter,
+                submodules=self.submodules,
+                build_env=self.build_env,
+            )
+        )
+        checked_out = time.monotonic()
+        failure = self.runner.build(build_key=name, steps=steps, checkout=checkout) if steps else None
+        timing = {"checkout": checked_out - began}
+        if steps:
+            timing["build"] = time.monotonic() - checked_out
+        if steps and failure is None:
+            store.write_text(stamp, build.key)
+        return Prepared(
+            sha=sha, checkout=checkout, build=build, built=bool(steps), failure=failure, timing=timing, notes=notes
+        )
+
+    def _place_submodules(self, sha: str, checkout: Path) -> tuple[str, ...]:
+        notes = []
+        for path in self.target.SUBMODULES:
+            note = self.repo.place_submodule(sha, checkout, path, self.submodules.get(path))
+            if note:
+                notes.append(str(note))
+        return tuple(notes)
+
+    def prepared(self, sha: str) -> Prepared:
+        result = self._submit(sha).result()
+        if not result.built:  # pure Python: cheap to make anew, and a candidate may have changed its own files
+            with self._lock:
+                self._prepared.pop(sha, None)
+        return result
+
+    # ---- measuring ---------------------------------------------------------------------------------------
+
+    def evaluate(self, sha: str, columns: Sequence[Column], *, purpose: str) -> list[Observation]:
+        """Observations of ``columns`` at ``sha``, in that order; equal builds share one measurement."""
+        build = self.build_of(sha)
+        found: dict[Column, Observation] = {}
+        for column in columns:
+            if (build.key, column) in self.known:
+                found[column] = self._shared(sha, self.known[build.key, column], purpose)
+        missing = [c for c in columns if c not in found]
+        if missing:
+            prepared = self.prepared(sha)
+            try:
+                for observation in self._measure(prepared, missing, purpose=purpose, key=build.key, fresh=False):
+                    self.known[build.key, observation.column] = observation
+                    found[observation.column] = observation
+            finally:
+                self._drop(prepared)
+        return [found[c] for c in columns]
+
+    def _shared(self, sha: str, observation: Observation, purpose: str) -> Observation:
+        if observation.sha == sha:
+            return observation
+        shared = replace(observation, sha=sha, purpose=purpose, timing={}, repeats=0)
+        self.record(shared)
+        return shared
+
+    def confirm(self, pair: tuple[str, str], columns: Sequence[Column], rounds: int = 2) -> dict[str, list[list[Observation]]]:
+        """Parent and culprit from clean builds and empty JIT caches, interleaved: P, C, P, C."""
+        names = {sha: f"{sha}.clean" for sha in pair}
+        futures = {sha: self._pool.submit(self._prepare_clean, sha, names[sha]) for sha in pair}
+        seen: dict[str, list[list[Observation]]] = {sha: [] for sha in pair}
+        try:
+            for turn in range(rounds):
+                for sha in pair:
+                    prepared = futures[sha].result()
+                    seen[sha].append(
+                        list(self._measure(prepared, columns, purpose="confirm", key=names[sha], fresh=turn == 0))
+                    )
+        finally:
+            for future in futures.values():
+                if future.done() and future.exception() is None:
+                    shutil.rmtree(future.result().checkout, ignore_errors=True)
+        return seen
+
+    def _prepare_clean(self, sha: str, name: str) -> Prepared:
+        (self.run_dir / "work" / "checkouts" / f"{name}.built").unlink(missing_ok=True)
+        return self._prepare(sha, name)
+
+    def _drop(self, prepared: Prepared) -> None:
+        if not prepared.built:
+            shutil.rmtree(prepared.checkout, ignore_errors=True)
+
+    def _measure(
+        self, prepared: Prepared, columns: Sequence[Column], *, purpose: str, key: str, fresh: bool
+    ) -> Iterable[Observation]:
+        if prepared.failure is not None:
+            for column in columns:
+                yield self._observe(prepared, self._not_built(column, prepared.failure), (), prepared.timing, purpose)
+            return
+        outputs = self.run_dir / "work" / "outputs" / key
+        shutil.rmtree(outputs, ignore_errors=True)
+        cells = [self._cell(column, outputs) for column in columns]
+        measurements = self.runner.measure(
+            build_key=key,
+            checkout=prepared.checkout,
+            probe=self.target.PROBE,
+            device=self.device,
+            env=self.target.environment(prepared.checkout, self.device),
+            cells=cells,
+            fresh=fresh,
+        )
+        preparing = dict(prepared.timing)  # counted once an evaluation: on its first cell
+        for measurement in measurements:
+            began = time.monotonic()
+            comparisons = self._compare(measurement)
+            timing = {**preparing, **measurement.timing, "compare": time.monotonic() - began}
+            preparing = {}
+            yield self._observe(prepared, measurement, comparisons, timing, purpose)
+        shutil.rmtree(outputs, ignore_errors=True)
+
+    def _not_built(self, column: Column, failure: Failure) -> Measurement:
+        return Measurement(
+            path=column.path, case=column.case, outcome=Outcome.BUILD_FAILED, failure=failure, detail=failure.message
+        )
+
+    def _cell(self, column: Column, outputs: Path) -> Cell:
+        out = outputs / hashlib.sha256(str(column).encode()).hexdigest()[:16]
+        out.mkdir(parents=True, exist_ok=True)
+        return Cell(
+            path=self.paths[column.path], case=self.cases[column.case], inputs=self._input_files(column.case), out=str(out)
+        )
+
+    def _input_files(self, case_id: str) -> tuple[str, ...]:
+        """Input files of a case, written by us and checked again before each use: a candidate may write anywhere."""
+        if case_id in self._inputs:
+            files, hashes = self._inputs[case_id]
+            if all(_file_hash(Path(f)) == h for f, h in zip(files, hashes, strict=True)):
+                return tuple(files[("a", "b").index(run)] for run in RUNS)
+        folder = self.run_dir / "work" / "inputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        case = self.cases[case_id]
+        name = hashlib.sha256(case_id.encode()).hexdigest()[:16]
+        files = tuple(
+            str(self.goldens.write_inputs(case, folder / f"{name}-{poison}.safetensors", poison=poison)) for poison in ("a", "b")
+        )
+        self._inputs[case_id] = (files, tuple(_file_hash(Path(f)) or "" for f in files))
+        return tuple(files[("a", "b").index(run)] for run in RUNS)
+
+    def _compare(self, measurement: Measurement) -> tuple[Comparison, ...]:
+        if measurement.outcome is not Outcome.COMPLETED:
+            return ()
+        case, path = self.cases[measurement.case], self.paths[measurement.path]
+        try:
+            runs = [golden.read_outputs(Path(name)) for name in measurement.outputs]
+        except DsabisectError as fault:  # the candidate's process wrote these bytes: unreadable is an answer about it
+            return (Comparison(stage=case.stage, name="missing", ok=False, metrics={"unreadable": str(fault)}),)
+        required = path.outputs if case.stage in (Stage.END_TO_END, Stage.LOGITS) else ()
+        return compare.compare(case, self.goldens.golden(case.id), runs, required)
+
+    def _observe(
+        self,
+        prepared: Prepared,
+        measurement: Measurement,
+        comparisons: Sequence[Comparison],
+        timing: Mapping[str, float],
+        purpose: str,
+    ) -> Observation:
+        verdict, reason, detail = judge.judge(measurement, comparisons)
+        case = self.cases[measurement.case]
+        observation = Observation(
+            sha=prepared.sha,
+            build=prepared.build.key,
+            path=measurement.path,
+            case=measurement.case,
+            outcome=measurement.outcome,
+            verdict=verdict,
+            reason=reason,
+            facets={"arch": self.device.arch, **case.facets},
+            comparisons=tuple(comparisons),
+            failure=measurement.failure,
+            detail=detail,
+            proof=measurement.proof,
+            stood_in=measurement.stood_in,
+            notes=(*prepared.notes, *measurement.notes),
+            repeats=len(measurement.outputs) or 1,
+            timing={name: round(value, 6) for name, value in timing.items()},
+            log=measurement.log,
+            purpose=purpose,
+        )
+        self.record(observation)
+        return observation
+
+
+def _file_hash(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def harness_key() -> str:
+    """Hash of our own code: results of another version of the tool are never mixed with these."""
+    package = Path(__file__).resolve().parent
+    files = sorted(p for p in package.rglob("*.py") if "__pycache__" not in p.parts)
+    return digest([[p.relative_to(package).as_posix(), _file_hash(p)] for p in files])[:20]
+
+
+def environment_key(environment: Mapping[str, str], golden_key: str) -> str:
+    return digest([to_json(environment), golden_key, harness_key()])[:20]
+
+
+def writable(folder: Path) -> None:
+    """Raises StoreError when nothing can be written below ``folder``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"cannot write: {error.strerror or error}", where=str(folder), remedy="Give another folder with --out"
+        ) from error
