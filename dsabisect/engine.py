@@ -194,6 +194,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
         submodules=request.submodules,
         interpreter=request.interpreter,
         record=lambda observation: journal.append("observation", to_json(observation)),
+        note=lambda text: journal.append("note", {"text": text}),
         jobs=request.jobs,
     )
     session = Session(

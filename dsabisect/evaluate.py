@@ -41,7 +41,6 @@ class Prepared:
     built: bool  # False: pure Python, nothing to keep
     failure: Failure | None
     timing: Mapping[str, float]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -61,10 +60,12 @@ class Evaluator:
     submodules: Mapping[str, Path]
     interpreter: str
     record: Callable[[Observation], None]
+    note: Callable[[str], None]  # something about the run that a reader must know, said once
     jobs: int = 1
     known: dict[tuple[str, Column], Observation] = field(default_factory=dict)  # (build key, column) → measured
     _prepared: dict[str, Future[Prepared]] = field(default_factory=dict)
     _inputs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    _noted: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ class Evaluator:
         shutil.rmtree(checkout, ignore_errors=True)
         checkout.parent.mkdir(parents=True, exist_ok=True)
         self.repo.checkout(sha, checkout, self.target.CHECKOUT)
-        notes = self._place_submodules(sha, checkout)
+        self._place_submodules(sha, checkout)
         steps = self.target.prepare(
             targets.BuildRequest(
                 checkout=checkout,
@@ -131,17 +132,15 @@ class Evaluator:
             timing["build"] = time.monotonic() - checked_out
         if steps and failure is None:
             store.write_text(stamp, build.key)
-        return Prepared(
-            sha=sha, checkout=checkout, build=build, built=bool(steps), failure=failure, timing=timing, notes=notes
-        )
+        return Prepared(sha=sha, checkout=checkout, build=build, built=bool(steps), failure=failure, timing=timing)
 
-    def _place_submodules(self, sha: str, checkout: Path) -> tuple[str, ...]:
-        notes = []
+    def _place_submodules(self, sha: str, checkout: Path) -> None:
         for path in self.target.SUBMODULES:
-            note = self.repo.place_submodule(sha, checkout, path, self.submodules.get(path))
-            if note:
-                notes.append(str(note))
-        return tuple(notes)
+            said = self.repo.place_submodule(sha, checkout, path, self.submodules.get(path))
+            with self._lock:
+                if said and said not in self._noted:
+                    self._noted.add(said)
+                    self.note(said)
 
     def prepared(self, sha: str) -> Prepared:
         result = self._submit(sha).result()
@@ -294,7 +293,7 @@ class Evaluator:
             detail=detail,
             proof=measurement.proof,
             stood_in=measurement.stood_in,
-            notes=(*prepared.notes, *measurement.notes),
+            notes=measurement.notes,
             repeats=len(measurement.outputs) or 1,
             timing={name: round(value, 6) for name, value in timing.items()},
             log=measurement.log,

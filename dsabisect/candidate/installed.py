@@ -37,7 +37,7 @@ def environment(device: str) -> dict[str, Any]:
 def _cuda(facts: dict[str, str], index: int) -> dict[str, Any]:
     import torch
 
-    remedy = "Choose --device cpu, or a machine, driver and torch that can use the GPU (`nvidia-smi`, `dsabisect doctor`)"
+    remedy = "Choose --device cpu, or a machine, driver and torch that can use it (`nvidia-smi`, `dsabisect doctor`)"
     if not torch.version.cuda:
         return {"fault": f"torch {torch.__version__} is built without CUDA", "remedy": remedy}
     try:

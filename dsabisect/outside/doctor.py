@@ -45,10 +45,11 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ran:
-    """How a child ended. ``code`` is negative for a signal, None when it ran out of time or could not start."""
+    """How a child ended. ``code`` is negative for a signal, None when ``trouble`` says why there is none."""
 
     code: int | None
-    output: str  # stdout and stderr together
+    output: str = ""  # stdout and stderr together
+    trouble: str = ""  # it could not be started, or did not end in time
 
     @property
     def told(self) -> dict[str, Any] | None:
@@ -62,7 +63,7 @@ class _Ran:
         lines = [line.strip() for line in self.output.splitlines() if line.strip() and not line.startswith(MARK)]
         last = f": {lines[-1][:200]}" if lines else ""
         if self.code is None:
-            return f"did not end in time{last}"
+            return f"{self.trouble}{last}"
         if self.code < 0:
             return f"died of {_signal_name(-self.code)}{last}"
         return f"exit code {self.code}{last}"
@@ -83,10 +84,9 @@ def diagnose(
     env = {**_own_environment(), **(build_env or {})}
     told, lines = _libraries(interpreter, env)
     gpu = bool(told.get("arch"))
-    lines = [_python(), *lines, _git(env), _nvcc(env, gpu), _compiler(interpreter, env, gpu)]
-    lines.append(_deep_gemm(interpreter, env, gpu))
-    folder = cache or store.cache_folder()
-    lines += [_cache(folder), _disk(folder)]
+    lines = [_python(), *lines, _git(env), _nvcc(env, gpu), compiler_line(interpreter, env, gpu=gpu)]
+    lines.append(deep_gemm_line(interpreter, env, "cuda:0" if gpu else ""))
+    lines += _folders(cache)
     if golden_check is not None:
         lines.append(_golden(golden_check))
     return lines
@@ -239,8 +239,11 @@ int main() { return dsabisect_doctor() == 42 ? 0 : 1; }
 LOAD = "import ctypes, sys, torch; sys.exit(ctypes.CDLL(sys.argv[1]).dsabisect_doctor() != 42)"
 
 
-def _compiler(interpreter: str, env: Mapping[str, str], gpu: bool) -> Line:
-    """Compile and run a program, then load a library beside torch: what links may still crash."""
+def compiler_line(interpreter: str, env: Mapping[str, str], *, gpu: bool) -> Line:
+    """Compile and run a program, then load a library beside torch: what links may still crash.
+
+    The library is made as setuptools makes an extension: CC compiles, CXX links.
+    """
     name = "host compiler"
     given = env.get("CXX") or "c++"
     program = shutil.which(given.split()[0], path=env.get("PATH"))
@@ -249,7 +252,9 @@ def _compiler(interpreter: str, env: Mapping[str, str], gpu: bool) -> Line:
         remedy = f"Install g++, or name one: {COMPILERS}" if fault else "Needed only for commits that are built"
         return Line(name=name, status=FAULT if fault else WARNING, found=f"{given} not found", remedy=remedy)
     with tempfile.TemporaryDirectory(prefix="dsabisect-doctor-") as scratch:
-        wrong = _try_compiler([program, *given.split()[1:]], interpreter, env, Path(scratch))
+        cxx = [program, *given.split()[1:]]
+        cc = env["CC"].split() if env.get("CC") else cxx
+        wrong = _try_compilers(cc, cxx, interpreter, env, Path(scratch))
     if wrong:
         remedy = f"Use a compiler that makes working programs: {COMPILERS}"
         return Line(name=name, status=FAULT, found=f"{program}: {wrong}", remedy=remedy)
@@ -258,22 +263,23 @@ def _compiler(interpreter: str, env: Mapping[str, str], gpu: bool) -> Line:
     return Line(name=name, status=OK, found=f"{version or program}; what it compiles runs")
 
 
-def _try_compiler(command: Sequence[str], interpreter: str, env: Mapping[str, str], scratch: Path) -> str:
-    """"" when program and library both work, else what went wrong in one line."""
-    source, program, library = scratch / "a.cpp", scratch / "a.out", scratch / "a.so"
-    source.write_text(SOURCE)
-    base = [*command, "-std=c++17", "-O2", str(source)]
-    for what, extra, out, run in (
-        ("program", [], program, [str(program)]),
-        ("library loaded beside torch", ["-shared", "-fPIC", "-DDSABISECT_LIBRARY"], library,
-         [interpreter, "-c", LOAD, str(library)]),
-    ):  # fmt: skip
-        ran = _child([*base, *extra, "-o", str(out)], env, COMPILE_SECONDS)
+def _try_compilers(
+    cc: Sequence[str], cxx: Sequence[str], interpreter: str, env: Mapping[str, str], scratch: Path
+) -> str:
+    """ "" when program and library both work, else what went wrong in one line."""
+    source, object_file, program, library = (str(scratch / name) for name in ("a.cpp", "a.o", "a.out", "a.so"))
+    Path(source).write_text(SOURCE)
+    flags = ("-std=c++17", "-O1", "-fPIC")
+    for what, seconds, argv in (
+        ("compiling a program", COMPILE_SECONDS, [*cxx, *flags, source, "-o", program]),
+        ("running the program that was compiled", COMPILE_SECONDS, [program]),
+        ("compiling a library", COMPILE_SECONDS, [*cc, *flags, "-DDSABISECT_LIBRARY", "-c", source, "-o", object_file]),
+        ("linking a library", COMPILE_SECONDS, [*cxx, "-shared", object_file, "-o", library]),
+        ("calling the library beside torch", IMPORT_SECONDS, [interpreter, "-c", LOAD, library]),
+    ):
+        ran = _child(argv, env, seconds)
         if ran.code != 0:
-            return f"compiling a {what.split()[0]} failed, {ran.ending}"
-        ran = _child(run, env, IMPORT_SECONDS)
-        if ran.code != 0:
-            return f"a {what} compiles, but {ran.ending}"
+            return f"{what}: {ran.ending}"
     return ""
 
 
@@ -283,50 +289,60 @@ DEEP_GEMM = """
 import importlib.util, json, sys
 def tell(**told):
     print("%s" + json.dumps(told), flush=True)
+def selftest():  # brings torch, so only when it is needed
+    sys.path.insert(0, sys.argv[1])
+    from dsabisect.candidate import selftest
+    return selftest
 if importlib.util.find_spec("deep_gemm") is None:
     tell(absent=True)
     sys.exit()
-sys.path.insert(0, sys.argv[1])
-from dsabisect.candidate import selftest
-from dsabisect.candidate.probes import HarnessFault
 try:
     import deep_gemm
-    file, version = str(deep_gemm.__file__), str(getattr(deep_gemm, "__version__", "?"))
-    if sys.argv[2] == "gpu":
-        found = selftest.check_deep_gemm(deep_gemm, "cuda:0")
-        worst = max(v for k, v in found.items() if k.startswith(("paged", "ragged")))
-        tell(version=version, file=file, worst=worst)
-    else:
-        tell(version=version, file=file)
-except HarnessFault as error:
-    tell(error=str(error), remedy=error.remedy)
+    told = dict(file=str(deep_gemm.__file__), version=str(getattr(deep_gemm, "__version__", "?")))
+    if sys.argv[2]:
+        found = selftest().check_deep_gemm(deep_gemm, sys.argv[2])
+        told["worst"] = max(v for k, v in found.items() if k.startswith(("paged", "ragged")))
+    tell(**told)
 except Exception as error:
-    tell(error=selftest.one_line(error), remedy=selftest.remedy(error))
+    harness = hasattr(error, "remedy")  # a HarnessFault
+    tell(error=str(error) if harness else selftest().one_line(error),
+         remedy=error.remedy if harness else selftest().remedy(error))
 """.replace("%s", MARK)
 
 
-def _deep_gemm(interpreter: str, env: Mapping[str, str], gpu: bool) -> Line:
-    """Import it and, where a GPU is, run its kernels on known numbers: some wheels import and misread every tensor."""
+def deep_gemm_line(interpreter: str, env: Mapping[str, str], device: str) -> Line:
+    """Import it and run its kernels on known numbers on ``device`` ("" = import only).
+
+    Some wheels import and then misread every tensor. Without a device nothing about deep_gemm is a fault.
+    """
     name, use = "deep_gemm", "sglang's paths on a GPU need it"
     with tempfile.TemporaryDirectory(prefix="dsabisect-doctor-") as scratch:
         private = {**env, "DG_JIT_CACHE_DIR": scratch, "DG_CACHE_DIR": scratch}
-        argv = [interpreter, "-c", DEEP_GEMM, str(PACKAGE_ROOT), "gpu" if gpu else "cpu"]
-        ran = _child(argv, private, KERNEL_SECONDS if gpu else IMPORT_SECONDS, cwd=scratch)
+        argv = [interpreter, "-c", DEEP_GEMM, str(PACKAGE_ROOT), device]
+        ran = _child(argv, private, KERNEL_SECONDS if device else IMPORT_SECONDS, cwd=scratch)
     told = ran.told
-    bad = FAULT if gpu else WARNING
+    bad = FAULT if device else WARNING
     if told is None:
         remedy = f"Install one made for this torch: pip install sgl-deep-gemm==VERSION ({FULL_WHEELS})"
         return Line(name=name, status=bad, found=f"importing or calling it {ran.ending}", remedy=remedy)
     if told.get("absent"):
         return Line(name=name, status=WARNING, found="not installed", remedy=f"pip install sgl-deep-gemm: {use}")
     if "error" in told:
-        remedy = told["remedy"] if gpu else f"{told['remedy']}. Not needed without a GPU"
+        remedy = told["remedy"] if device else f"{told['remedy']}. Not needed without a GPU"
         return Line(name=name, status=bad, found=told["error"], remedy=remedy)
     right = f", right to {told['worst']:.1e} on known numbers" if "worst" in told else ", its kernels not tried: no GPU"
     return Line(name=name, status=OK, found=f"{told['version']} ({told['file']}){right}")
 
 
 # ---- folders and goldens -----------------------------------------------------------------------------------
+
+
+def _folders(cache: Path | None) -> list[Line]:
+    try:
+        folder = cache or store.work_root()
+    except DsabisectError as error:
+        return [_error_line("cache folder", error)]
+    return [_cache(folder), _disk(folder)]
 
 
 def _cache(folder: Path) -> Line:
@@ -360,9 +376,12 @@ def _golden(check: Callable[[], str]) -> Line:
     try:
         return Line(name="golden set", status=OK, found=check())
     except DsabisectError as error:
-        where = f" ({error.where})" if error.where else ""
-        remedy = error.remedy or "See `dsabisect golden verify`"
-        return Line(name="golden set", status=FAULT, found=f"{error.what}{where}", remedy=remedy)
+        return _error_line("golden set", error)
+
+
+def _error_line(name: str, error: DsabisectError) -> Line:
+    where = f" ({error.where})" if error.where else ""
+    return Line(name=name, status=FAULT, found=f"{error.what}{where}", remedy=error.remedy)
 
 
 # ---- children ----------------------------------------------------------------------------------------------
@@ -373,26 +392,31 @@ def _own_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
-def _child(argv: Sequence[str], env: Mapping[str, str], seconds: float, cwd: str | None = None) -> _Ran:
-    """Run to its end in a process group of its own; on a timeout the whole group is killed."""
+def _child(argv: Sequence[str], env: Mapping[str, str], seconds: float, cwd: str = "/") -> _Ran:
+    """Run to its end in a process group of its own; on a timeout the whole group is killed.
+
+    Not in the folder that we stand in: its files would come before installed modules.
+    """
     try:
         child = subprocess.Popen(
             argv, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        return _Ran(code=None, output=f"cannot be started: {error.strerror or error}")
+        return _Ran(code=None, trouble=f"cannot be started ({error.strerror or error})")
+    code: int | None
+    trouble = ""
     try:
         output, _ = child.communicate(timeout=seconds)
-        code: int | None = child.returncode
+        code = child.returncode
     except subprocess.TimeoutExpired:
         _kill(child)
-        output, code = child.communicate()[0], None
+        output, code, trouble = child.communicate()[0], None, f"did not end within {seconds:g} s"
     except BaseException:
         _kill(child)
         child.wait()
         raise
-    return _Ran(code=code, output=output.decode(errors="replace"))
+    return _Ran(code=code, output=output.decode(errors="replace"), trouble=trouble)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -82,7 +82,7 @@ def _origin(facts: Mapping[str, Any], phase: str, checkout: Path) -> tuple[Origi
         return _memory(facts)
     if facts["foreign_import"] and kind != "blocked":
         name = facts["foreign_import"]
-        return Origin.HARNESS, f"Install the module {name!r} for the candidate's interpreter, or stand in for it in the probe"
+        return Origin.HARNESS, f"Install the module {name!r} for its interpreter, or stand in for it in the probe"
     if phase in ("probe", "load", "outputs", "write"):
         return Origin.HARNESS, ""
     if facts["inside"] or _names_own_file(text, checkout):
@@ -114,22 +114,17 @@ def _names_own_file(message: str, checkout: Path) -> bool:
     return False
 
 
-def device_fault(text: str) -> bool:
-    """Is this text a failure of CUDA itself, after which a process should not be trusted?"""
-    return bool(_CONTEXT_LOST.search(text) or _DEVICE_GONE.search(text))
-
-
 # ---- failures and signatures -------------------------------------------------------------------------------
 
 
 def failure_of(facts: Mapping[str, Any], checkout: Path, log: str = "") -> Failure:
     """The failure of an exception; a failed compilation takes its first error line from the log."""
-    message = _relative(facts["message"], checkout)
-    if _COMPILING.search(message) and (line := compiler_error(log)):
-        message = f"{message}\n{_relative(line, checkout)}"
-        shown = f"{_first_line(facts['message'])} | {line}"
-    else:
-        shown = facts["message"]
+    message, shown = _relative(facts["message"], checkout), facts["message"]
+    if _COMPILING.search(message):
+        told = compiler_error(message)
+        line = told or compiler_error(log)
+        message += f"\n{_relative(line, checkout)}" if line and not told else ""
+        shown = f"{first_line(shown)} | {line}" if line and line != first_line(shown) else shown
     frames = [f for f in facts["frames"] if not _ours(f[0])] or facts["frames"]
     lines = [f"{_relative(str(f[0]), checkout)}:{f[1]} in {f[2]}" for f in frames[-TRACEBACK_FRAMES:]]
     return Failure(
@@ -152,8 +147,14 @@ def _relative(text: str, checkout: Path) -> str:
     return text
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """The first line that is not empty."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def plain(kind: str, message: str) -> Failure:
+    """A failure that no exception tells of."""
+    return Failure(type=kind, message=message, signature=signature(kind, message))
 
 
 def signature(type_name: str, message: str) -> str:
@@ -164,7 +165,7 @@ def signature(type_name: str, message: str) -> str:
     >>> signature("", "/tmp/x1/csrc/a.cu(12): error: bad 'T2' at 0x7f00")
     "a.cu(N): error: bad 'TN' at X"
     """
-    text = _first_line(message)
+    text = first_line(message)
     text = re.sub(r"(?:[\w.+~-]*/)+([\w.+~-]+)", r"\1", text)
     text = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", text)
     text = re.sub(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", "N", text)
@@ -238,7 +239,8 @@ _BUILD_MACHINE = re.compile(
     r"|(?:CUDA_HOME|CUDA_PATH) environment variable is not set"
     r"|(?:nvcc|gcc|g\+\+|cc|c\+\+|ninja|cmake)['\"]?: (?:command )?not found"
     r"|No such file or directory: '[^']*(?:nvcc|gcc|g\+\+|ninja|cmake)'"
-    r"|command '[^']*' failed: No such file or directory|Ninja is required|No module named '(?:torch|setuptools|pybind11|numpy|wheel)'"
+    r"|command '[^']*' failed: No such file or directory|Ninja is required"
+    r"|No module named '(?:torch|setuptools|pybind11|numpy|wheel)'"
 )
 
 

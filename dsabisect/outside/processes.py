@@ -184,7 +184,6 @@ class Ended:
     status: int | None = None  # wait status where it ended by itself
     peak_bytes: int = 0
     oom_kills: int = 0  # by the kernel, anywhere on the machine, meanwhile
-    leftover: int = 0  # processes that had to be killed at the end
     stack: str = ""  # Python frames of all threads at a crash or time-out (faulthandler)
 
 
@@ -233,12 +232,12 @@ class Child:
         try:
             status = self._until_end()
             self._drain()
-            left = self.zygote.sweep(self)
+            self.zygote.sweep(self)
             status = self.zygote.exit_status if status is None else status
             self._drain()
             ended = Ended(
                 cause=self.cause or "exited", status=status, peak_bytes=self.peak, oom_kills=oom_kills() - kills,
-                leftover=left, stack=os.pread(self.stack_fd, TAIL_BYTES, 0).decode(errors="replace"),
+                stack=os.pread(self.stack_fd, TAIL_BYTES, 0).decode(errors="replace"),
             )  # fmt: skip
         finally:
             with contextlib.suppress(OSError):
@@ -465,8 +464,8 @@ class Zygote:
             file.write(data)
         return child
 
-    def sweep(self, child: Child) -> int:
-        """Kill everything below the zygote; with the zygote itself when it does not answer. Number that was there."""
+    def sweep(self, child: Child) -> None:
+        """Kill everything below the zygote; with the zygote itself when it does not answer."""
         below = descendants(self.pid) if self.alive() else []
         if child.cause != "zygote":
             with contextlib.suppress(OSError):
@@ -476,14 +475,14 @@ class Zygote:
                 if message["event"] == "exited":
                     self.exit_status = message["status"]
                 if message["event"] == "swept" and not message["left"]:
-                    return len(below)
+                    return
                 if message["event"] == "swept":
                     break
         for pid in below:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self.close()
-        return len(below) + kill_marked(self.mark)
+        kill_marked(self.mark)
 
     def close(self) -> None:
         """End the zygote; it sweeps when its socket ends, and we look for what is left."""

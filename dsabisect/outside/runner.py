@@ -15,68 +15,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dsabisect.errors import EnvironmentFault, HarnessFault, UsageError
-from dsabisect.model import Cell, Device, Failure, Limits, Measurement, Outcome, digest, to_json
-from dsabisect.outside import failures
-from dsabisect.outside.failures import Origin
-from dsabisect.outside.processes import MARK, Child, Ended, Zygote, kill_marked
+from dsabisect.model import Cell, Device, Failure, Limits, Measurement, digest, to_json
+from dsabisect.outside import failures, listen, surroundings
+from dsabisect.outside.listen import Indexed, Job, Progress
+from dsabisect.outside.processes import MARK, Child, Zygote, kill_marked
 from dsabisect.targets import BuildStep
 
-PASSED_ON = (
-    "PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH",
-    "LD_LIBRARY_PATH", "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS",
-    "OMP_NUM_THREADS", "PYTHONPATH",
-)  # fmt: skip
-FIXED = {
-    "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1",
-    "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1", "CUDA_MODULE_LOADING": "LAZY",
-}  # fmt: skip
-CACHES = {
-    "TRITON_CACHE_DIR": "triton", "TRITON_HOME": "triton-home",
-    "DG_JIT_CACHE_DIR": "deep_gemm", "DG_CACHE_DIR": "deep_gemm",
-    "SGLANG_DG_CACHE_DIR": "deep_gemm", "SGL_DG_CACHE_DIR": "deep_gemm", "TVM_FFI_CACHE_DIR": "tvm-ffi",
-    "TORCH_EXTENSIONS_DIR": "torch-extensions", "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "PYTORCH_KERNEL_CACHE_PATH": "jiterator",
-    "CUDA_CACHE_PATH": "cuda", "SGLANG_CACHE_DIR": "sglang", "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "TILELANG_CACHE_DIR": "tilelang", "CUTE_DSL_CACHE_DIR": "cute-dsl", "NUMBA_CACHE_DIR": "numba",
-}  # fmt: skip
-# Read when torch is loaded, so that a zygote that already has it comes too late for another value.
-EARLY = ("TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ATEN_", "LD_", "PYTHON")
 SOURCES = (".py", ".so", ".cu", ".cuh", ".h", ".hpp", ".cpp")
-OUR_FAULT = "This is a fault of dsabisect or of its probe, not of the commit: please report it with the log"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """One call of :meth:`Runner.measure`."""
-
-    key: str
-    checkout: Path
-    probe: str
-    device: Device
-    env: Mapping[str, str]
-    cells: Sequence[Cell]
-    caches: Path
-    files: int  # in the checkout, before anything ran
-
-
-@dataclass(kw_only=True)
-class _Progress:
-    """Of one child: what was heard so far."""
-
-    child: Child
-    log: str
-    waiting: list[int]  # indices of cells not measured yet; the child works on the first
-    began: float
-    asked: float
-    opened: bool = False
-    timing: dict[str, float] = field(default_factory=dict)  # counted once, on the first cell
-    mark: int = 0  # in the log, where the cell began
 
 
 class Runner:
@@ -127,7 +76,7 @@ class Runner:
         if not re.fullmatch(r"cpu|cuda:\d{1,3}", device):
             raise UsageError(f"unknown device {device!r}", remedy="Give cpu, or cuda:N such as cuda:0")
         with self._scratch() as scratch:
-            env = self._env({}, {}, scratch, self.work / "jit" / "environment")
+            env = self._env({}, scratch, self.work / "jit" / "environment")
             request = {"do": "environment", "device": device, "env": env, "cwd": str(scratch / "cwd")}
             log, name = self._new_log("environment")
             with self._zygote({}) as zygote:
@@ -172,7 +121,7 @@ class Runner:
         log, name = self._new_log(f"build/{key}")
         with self._scratch() as scratch:
             # a recipe may import what lies beside its script or below its folder (setup.py, python -m package.build)
-            env = self._env({"PYTHONSAFEPATH": "", **step.env}, {}, scratch, self.work / "jit" / key)
+            env = self._env({"PYTHONSAFEPATH": "", **step.env}, scratch, self.work / "jit" / key)
             request = {"do": "execute", "argv": list(step.argv), "env": env, "cwd": str(checkout)}
             child = self._fork(zygote, request, log, seconds=step.seconds)
             try:
@@ -199,9 +148,9 @@ class Runner:
                 remedy="Install it, make room, or set it with --build-env K=V",
             )  # fmt: skip
         if ended.cause == "timed_out":
-            return _limit_failure("TimedOut", f"{step.title} took longer than {step.seconds:g} s")
+            return failures.plain("TimedOut", f"{step.title} took longer than {step.seconds:g} s")
         if ended.cause == "out_of_memory":
-            return _limit_failure("OutOfMemory", f"{step.title} used more than {self.limits.memory_bytes >> 20} MiB")
+            return failures.plain("OutOfMemory", f"{step.title} used more than {self.limits.memory_bytes >> 20} MiB")
         if os.WIFSIGNALED(ended.status):
             return failures.crash(ended.status, text, checkout)
         line = failures.first_error(text) or f"{step.title} exited {os.WEXITSTATUS(ended.status)}"
@@ -236,9 +185,9 @@ class Runner:
             )
         key = _safe(build_key)
         caches = self.work / "jit" / (f"{key}.{secrets.token_hex(4)}" if fresh else key)
-        job = _Job(
+        job = Job(
             key=key, checkout=checkout, probe=probe, device=device, env=env, cells=cells, caches=caches,
-            files=_count_files(checkout),
+            files=_count_files(checkout), limits=self.limits, log_root=self.log_root,
         )  # fmt: skip
         ready: dict[int, Measurement] = {}
         position = 0
@@ -253,12 +202,12 @@ class Runner:
             if fresh:
                 shutil.rmtree(caches, ignore_errors=True)
 
-    def _group(self, job: _Job, indices: Sequence[int]) -> Iterator[tuple[int, Measurement]]:
+    def _group(self, job: Job, indices: Sequence[int]) -> Indexed:
         """Measure cells that may share a process, in as many processes as it takes."""
         waiting, lost, began = list(indices), 0, False
         while waiting:
             if began and (gone := job.files - _count_files(job.checkout)) > 0:
-                yield from self._robbed(job, waiting, gone)
+                yield from listen.robbed(job, waiting, gone)
                 return
             before, began = len(waiting), True
             for index, measurement in self._child(job, waiting, last_try=lost > 0):
@@ -266,27 +215,11 @@ class Runner:
                 yield index, measurement
             lost = lost + 1 if len(waiting) == before else 0
 
-    def _robbed(self, job: _Job, waiting: Sequence[int], gone: int) -> Iterator[tuple[int, Measurement]]:
-        """The candidate deleted its own files: a fresh process could only load something else of that name."""
-        failure = _limit_failure("CheckoutRemoved", f"it removed {gone} of its own source files")
-        for index in waiting:
-            cell = job.cells[index]
-            yield (
-                index,
-                Measurement(
-                    path=cell.path.name,
-                    case=cell.case.id,
-                    outcome=Outcome.RAISED,
-                    failure=failure,
-                    detail=failure.message,
-                ),
-            )
-
-    def _child(self, job: _Job, waiting: Sequence[int], *, last_try: bool) -> Iterator[tuple[int, Measurement]]:
+    def _child(self, job: Job, waiting: Sequence[int], *, last_try: bool) -> Indexed:
         """One child: measurements until it has done all, or one failed."""
         path = job.cells[waiting[0]].path
         with self._scratch() as scratch:
-            env = self._env(job.env, path.env, scratch, job.caches)
+            env = self._env({**job.env, **path.env}, scratch, job.caches)
             request = {
                 "do": "measure", "env": env, "cwd": str(scratch / "cwd"), "probe": job.probe,
                 "roots": [str(job.caches)],
@@ -300,140 +233,11 @@ class Runner:
             began = time.monotonic()
             with self._zygote({**job.env, **path.env}) as zygote:
                 child = self._fork(zygote, request, log, seconds=self.limits.start_seconds)
-                progress = _Progress(child=child, log=name, waiting=list(waiting), began=began, asked=began)
+                progress = Progress(child=child, log=name, waiting=list(waiting), began=began)
                 try:
-                    yield from self._listen(job, progress, last_try=last_try)
+                    yield from listen.measurements(job, progress, last_try=last_try)
                 finally:
                     child.stop()
-
-    def _listen(self, job: _Job, progress: _Progress, *, last_try: bool) -> Iterator[tuple[int, Measurement]]:
-        finished = False
-        for event in progress.child.events():
-            if isinstance(event, Ended):
-                if not finished:
-                    yield from self._ended(job, progress, event, last_try=last_try)
-                return
-            kind = event["event"]
-            if kind == "started":
-                progress.timing["fork"] = event["received"] - progress.asked
-            elif kind == "opened":
-                progress.opened, progress.timing["import"] = True, event["import"]
-                progress.mark = event["log_mark"]
-            elif kind == "cell":
-                yield progress.waiting[0], self._measured(job, progress, event)
-                progress.waiting.pop(0)
-                progress.mark = event["log_mark"]
-            elif kind == "failed":
-                finished = True
-                yield from self._failed(job, progress, event)
-            elif kind == "fault":
-                raise EnvironmentFault(
-                    f"no process could be forked: {event['error']}", remedy="Free memory or processes, then --resume"
-                )
-            else:
-                finished = finished or kind == "finished"
-
-    def _measured(self, job: _Job, progress: _Progress, event: Mapping[str, Any]) -> Measurement:
-        cell = job.cells[progress.waiting[0]]
-        outputs = tuple(str(Path(cell.out) / f"run{n}.safetensors") for n in range(event.get("runs", 0)))
-        return Measurement(
-            path=cell.path.name,
-            case=cell.case.id,
-            outcome=Outcome(event["outcome"]),
-            outputs=outputs,
-            detail=event.get("detail", ""),
-            proof=event.get("proof", {}),
-            stood_in=tuple(event.get("stood_in", ())),
-            notes=tuple(event.get("notes", ())),
-            timing=self._timing(progress, event["timing"], event["received"]),
-            log=progress.log,
-        )
-
-    def _timing(self, progress: _Progress, parts: Mapping[str, float], received: float) -> dict[str, float]:
-        """Seconds by part; ``host`` is what the waiting took beyond them."""
-        timing = {**progress.timing, **parts}
-        spent = sum(v for k, v in timing.items() if k != "first_run")
-        timing["host"] = max(received - progress.began - spent, 0.0)
-        progress.began, progress.timing = received, {}
-        return timing
-
-    def _failed(self, job: _Job, progress: _Progress, event: Mapping[str, Any]) -> Iterator[tuple[int, Measurement]]:
-        """An exception. While opening it is every cell's; once there is a cell, it is that one's."""
-        facts = event["facts"]
-        everyone = event["phase"] in ("probe", "open")
-        judged = failures.judge(
-            facts, phase=event["phase"], checkout=job.checkout, log=progress.child.log.since(progress.mark)
-        )
-        outcome = _OUTCOMES.get(judged.origin)
-        if outcome is None:
-            self._raise(job, progress, judged)
-        seconds = event["received"] - progress.began
-        for index in list(progress.waiting) if everyone else progress.waiting[:1]:
-            cell = job.cells[index]
-            decided = outcome in (Outcome.ABSENT, Outcome.NOT_EXERCISED)
-            yield index, Measurement(
-                path=cell.path.name, case=cell.case.id, outcome=outcome, log=progress.log,
-                failure=None if decided else judged.failure, detail=judged.failure.message.splitlines()[0] if judged.failure.message else "",
-                proof=facts["proof"], timing={**progress.timing, "failed": seconds},
-            )  # fmt: skip
-            seconds, progress.timing = 0.0, {}
-
-    def _raise(self, job: _Job, progress: _Progress, judged: failures.Judged) -> NoReturn:
-        cell = job.cells[progress.waiting[0]]
-        kind = EnvironmentFault if judged.origin is Origin.ENVIRONMENT else HarnessFault
-        first = judged.failure.message.splitlines()[0] if judged.failure.message else ""
-        raise kind(
-            f"{judged.failure.type}: {first}" if first else judged.failure.type,
-            where=f"{cell.path.name}/{cell.case.id} in {job.checkout.name}; log {self.log_root / progress.log}",
-            remedy=judged.remedy or OUR_FAULT,
-        )
-
-    def _ended(
-        self, job: _Job, progress: _Progress, ended: Ended, *, last_try: bool
-    ) -> Iterator[tuple[int, Measurement]]:
-        """The process is gone without a last word."""
-        cell = job.cells[progress.waiting[0]]
-        where = f"{cell.path.name}/{cell.case.id} in {job.checkout.name}; log {self.log_root / progress.log}"
-        text = progress.child.log.since(progress.mark)
-        doing = f"running {cell.path.name}/{cell.case.id}" if progress.opened else "importing"
-        killed = ended.status is not None and os.WIFSIGNALED(ended.status) and os.WTERMSIG(ended.status) == 9
-        if ended.cause == "stopped":
-            raise HarnessFault("a measurement was stopped", where=where, remedy="Run again with --resume")
-        if ended.cause == "zygote":
-            if not last_try:  # it may have been anybody: once more, in a new one
-                return
-            outcome, failure = Outcome.CRASHED, _limit_failure("ParentKilled", "it killed the process that started it")
-        elif ended.cause == "timed_out":
-            limit = self.limits.cell_seconds if progress.opened else self.limits.start_seconds
-            outcome, failure = (
-                Outcome.TIMED_OUT,
-                _limit_failure("TimedOut", f"no end after {limit:g} s of {doing.split()[0]}"),
-            )
-            failure = Failure(**{**to_json(failure), "traceback": failures.short_stack(ended.stack, job.checkout)})
-        elif ended.cause == "out_of_memory":
-            over = f"more than {self.limits.memory_bytes >> 20} MiB while {doing.split()[0]}"
-            outcome, failure = Outcome.OUT_OF_MEMORY, _limit_failure("OutOfMemory", over)
-        elif killed and ended.oom_kills:
-            if ended.peak_bytes < self.limits.memory_bytes // 2:
-                raise EnvironmentFault(
-                    "the machine ran out of memory, and not by the candidate",
-                    where=where,
-                    remedy="Free memory, then --resume",
-                )
-            outcome, failure = (
-                Outcome.OUT_OF_MEMORY,
-                _limit_failure("OutOfMemory", "the kernel ended it for want of memory"),
-            )
-        else:
-            outcome, failure = Outcome.CRASHED, failures.crash(ended.status or 0, text, job.checkout, ended.stack)
-        seconds = time.monotonic() - progress.began
-        for index in list(progress.waiting) if not progress.opened else progress.waiting[:1]:
-            cell = job.cells[index]
-            yield index, Measurement(
-                path=cell.path.name, case=cell.case.id, outcome=outcome, failure=failure, detail=f"{failure.message} (while {doing})",
-                timing={**progress.timing, "failed": seconds}, log=progress.log,
-            )  # fmt: skip
-            seconds, progress.timing = 0.0, {}
 
     # ---- processes ---------------------------------------------------------------------------------------
 
@@ -451,8 +255,7 @@ class Runner:
     @contextlib.contextmanager
     def _zygote(self, env: Mapping[str, str]) -> Iterator[Zygote]:
         """An idle zygote whose early variables (read when torch is loaded) are those of ``env``, or a new one."""
-        early = {k: v for k, v in env.items() if k.startswith(EARLY) and k not in CACHES}
-        wanted = {**self._base_env(), **early}
+        wanted = {**self._base_env(), **surroundings.early(env)}
         with self._lock:
             idle = self._idle.setdefault(digest(wanted), [])
             zygote = next((z for z in idle if z.alive()), None)
@@ -469,46 +272,17 @@ class Runner:
                 idle.append(zygote)
 
     def _base_env(self) -> dict[str, str]:
-        """What passes from our own environment, nothing else: a candidate must not depend on who runs it."""
-        passed = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
-        own = os.path.dirname(os.path.abspath(shutil.which(self.interpreter) or self.interpreter))
-        places = passed.get("PATH", os.defpath).split(os.pathsep)
-        passed["PATH"] = os.pathsep.join(
-            places if own in places else [own, *places]
-        )  # ninja lives beside the interpreter
-        passed["PYTHONPATH"] = os.pathsep.join(
-            p for p in passed.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)
-        )
-        if not passed["PYTHONPATH"]:
-            del passed["PYTHONPATH"]
-        home = self.work / "zygote"
-        return {
-            "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **FIXED, **passed, **self.build_env,
-            "HOME": str(home), "TMPDIR": str(home),
-        }  # fmt: skip
+        home = str(self.work / "zygote")
+        return {**surroundings.base(self.interpreter, self.build_env), "HOME": home, "TMPDIR": home}
 
-    def _env(self, target: Mapping[str, str], path: Mapping[str, str], scratch: Path, caches: Path) -> dict[str, str]:
-        private = {name: str(caches / folder) for name, folder in CACHES.items()}
-        for folder in private.values():
-            os.makedirs(folder, exist_ok=True)
-        places = {
-            "HOME": "home",
-            "TMPDIR": "tmp",
-            "XDG_CACHE_HOME": "cache",
-            "XDG_CONFIG_HOME": "config",
-            "XDG_DATA_HOME": "data",
-        }
-        return {
-            **self._base_env(), **target, **path, **private,
-            **{name: str(scratch / place) for name, place in places.items()}, MARK: self._mark,
-        }  # fmt: skip
+    def _env(self, more: Mapping[str, str], scratch: Path, caches: Path) -> dict[str, str]:
+        return {**self._base_env(), **more, **surroundings.private(scratch, caches), MARK: self._mark}
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
         """A private folder for one child: home, tmp, cache, working folder."""
         folder = self.work / "scratch" / secrets.token_hex(6)
-        for place in ("home", "tmp", "cache", "config", "data", "cwd"):
-            (folder / place).mkdir(parents=True)
+        (folder / "cwd").mkdir(parents=True)
         try:
             yield folder
         finally:
@@ -528,15 +302,6 @@ class Runner:
                 pass  # said better, with its remedy, where it is opened
             return file, name
         raise AssertionError("a million logs")
-
-
-_OUTCOMES = {
-    Origin.CANDIDATE: Outcome.RAISED,
-    Origin.CANDIDATE_CRASH: Outcome.CRASHED,
-    Origin.CANDIDATE_MEMORY: Outcome.OUT_OF_MEMORY,
-    Origin.ABSENT: Outcome.ABSENT,
-    Origin.NOT_EXERCISED: Outcome.NOT_EXERCISED,
-}
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[int]]:
@@ -559,10 +324,6 @@ def _safe(key: str) -> str:
 def _count_files(folder: Path) -> int:
     """Sources and compiled modules below ``folder``; other files a candidate may well tidy up."""
     return sum(name.endswith(SOURCES) for _, _, files in os.walk(folder) for name in files)
-
-
-def _limit_failure(kind: str, message: str) -> Failure:
-    return Failure(type=kind, message=message, signature=failures.signature(kind, message))
 
 
 def _how_it_ended(event: Any) -> str:

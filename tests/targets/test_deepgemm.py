@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from dsabisect import targets
-from dsabisect.candidate import cells, selftest
+from dsabisect import model, targets
+from dsabisect.candidate import cells, emulated_deep_gemm, selftest
 from dsabisect.candidate.probes import Absent, HarnessFault, Ran, Setup
 from dsabisect.candidate.probes import deepgemm as probe
 from dsabisect.errors import EnvironmentFault
+from dsabisect.indexer import cases, compare, generate, oracle
 from dsabisect.model import Case, Device, Stage
 from dsabisect.targets import BuildRequest, deepgemm
 
@@ -90,11 +91,11 @@ GITMODULES = """\
 
 def test_pins_are_the_submodules() -> None:
     files = {".gitmodules": GITMODULES.encode()}
-    assert deepgemm.pins(files.get) == {
+    assert deepgemm.pins(lambda path: files.get(path)) == {
         "third-party/cutlass": "https://github.com/NVIDIA/cutlass.git",
         "third-party/fmt": "https://github.com/fmtlib/fmt.git",
     }
-    assert deepgemm.pins({}.get) == {}
+    assert deepgemm.pins(lambda path: None) == {}
 
 
 SETUP = """\
@@ -259,15 +260,16 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         monkeypatch.delenv(name, raising=False)
 
     def write(*, dims: tuple[int, ...] = (2,), drafts: object = (1, 2), scale: str = "scale[ids].flatten()",
-              ragged: str = "", extra: str = "") -> Any:  # fmt: skip
+              ragged: str = "", extra: str = "", text: str = "") -> Any:  # fmt: skip
         package = tmp_path / "checkout/deep_gemm"
         package.mkdir(parents=True)
-        text = SOURCE.format(dims=dims, drafts=drafts, scale=scale, ragged=ragged or "pass")
+        text = text or SOURCE.format(dims=dims, drafts=drafts, scale=scale, ragged=ragged or "pass")
         (package / "__init__.py").write_text(text + extra)
         (tmp_path / "checkout/csrc/apis").mkdir(parents=True)
         return probe.open(Setup(checkout=str(tmp_path / "checkout"), device="cpu", arch="cpu"))
 
     yield write
+    emulated_deep_gemm.configure()
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("deep_gemm", "deep_gemm_cpp"):
             del sys.modules[name]
@@ -307,6 +309,41 @@ def test_full_lengths_pass_the_whole_context_for_every_draft_token() -> None:
     assert causal.tolist() == [[299, 300], [63, 64], [64, 65]]
     assert full.is_contiguous()
     assert causal.is_contiguous()
+
+
+EMULATED = """\
+from dsabisect.candidate import emulated_deep_gemm as e
+e.configure(arch="{arch}", lens_dims={dims})
+from dsabisect.candidate.emulated_deep_gemm import *
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "dims"), [(H200, (1,)), (H200, (1, 2)), (H200, (2,)), (B200, (2,))], ids=["1D", "both", "2D", "sm100"]
+)
+def test_golden_cases_come_out_as_the_oracle_says(
+    opened: Callable[..., Any], device: Device, dims: tuple[int, ...]
+) -> None:
+    candidate = opened(text=EMULATED.format(arch=device.arch, dims=dims))
+    taken = {"paged": 0, "ragged": 0}
+    for path in deepgemm.PATHS:
+        for one in cases.suite("smoke"):
+            if deepgemm.supports(path, one, device) is not None:
+                continue
+            asked = ({"name": path.name}, model.to_json(one))
+            runs = [candidate.run(*asked, generate.inputs(one, poison=poison)).outputs for poison in "aba"]
+            said = compare.compare(one, golden_of(one), runs)
+            assert [c for c in said if not c.ok] == [], one.id
+            assert {"poison", "repeat"} <= {c.name for c in said}
+            taken[path.name] += 1
+    assert taken["paged"] >= 8
+    assert taken["ragged"] >= 2
+
+
+def golden_of(one: Case) -> dict[str, torch.Tensor]:
+    inputs = generate.inputs(one)
+    start, length = oracle.row_spans(one, inputs)
+    return {"row_start": start, "row_len": length, "logits": torch.cat(oracle.logits_of_quantised(one, inputs)).float()}
 
 
 @pytest.mark.parametrize("heads", [32, 64])
@@ -352,9 +389,9 @@ def test_what_compiled_code_raises_counts_as_the_candidates_without_a_frame_of_i
     assert told["inside"] is True
 
 
-PRINTS = r"""os.write(1, b"NVCC compilation failed: /x/sm90_fp8_mqa_logits.cuh(99): error: static assertion failed with "
-             b'"Invalid block size"\n      static_assert(BLOCK_KV == kNumMathThreads / 2, "Invalid block size");\n      ^\n'
-             b"1 error detected in the compilation\n")
+PRINTS = r"""os.write(1, b"NVCC compilation failed: /x/sm90_fp8_mqa_logits.cuh(99): error: static assertion failed "
+             b'with "Invalid block size"\n      static_assert(BLOCK_KV == kNumMathThreads / 2, "Invalid block size");'
+             b"\n      ^\n\n1 error detected in the compilation\n")
     raise RuntimeError('Assertion error (csrc/jit/compiler.hpp:179): false and "NVCC compilation failed"')"""
 
 
