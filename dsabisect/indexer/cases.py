@@ -19,7 +19,8 @@ def _case(id: str, stage: Stage, suites: tuple[str, ...], facets: dict[str, Face
     return Case(id=id, stage=stage, facets=facets, shape=shape, suites=suites, seed=seed)
 
 
-MODES = (("decode", 1), ("target_verify", 2), ("target_verify", 4), ("prefill", 0))
+MODES = (("decode", 1), ("target_verify", 2), ("target_verify", 4), ("draft_extend", 2), ("prefill", 0))
+EXTEND = {"draft_extend": [1, 2, 1], "prefill": [17, 129, 3]}  # query tokens; elsewhere next_n each
 
 
 def _end_to_end() -> Iterator[Case]:
@@ -27,10 +28,12 @@ def _end_to_end() -> Iterator[Case]:
         for suites, data, tag in ((SUITES, "gaussian", ""), (("default", "full"), "correlated", "-correlated")):
             if tag and heads == 32:
                 continue
+            if tag and mode == "draft_extend":
+                continue
             name = mode if mode != "target_verify" else f"verify-n{next_n}"
             long = bool(tag)
             lens = [300, 129, 65] if not long else [2049, 257, 64]
-            extend = [17, 129, 3] if mode == "prefill" else [next_n] * 3
+            extend = EXTEND.get(mode, [next_n] * 3)
             facets: dict[str, Facet] = {"rope": rope, "heads": heads, "mode": mode, "data": data}
             facets |= {"layout": "ragged"} if mode == "prefill" else {"next_n": next_n}
             shape = {

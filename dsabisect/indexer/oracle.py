@@ -114,6 +114,18 @@ def logits_of_quantised(case: Case, inputs: Mapping[str, Tensor]) -> list[Tensor
     return rows
 
 
+def condition(case: Case, inputs: Mapping[str, Tensor]) -> Tensor:
+    """How much each row of :func:`logits_of_quantised` cancels: sum(M²) / 2 sum(L²), M = s_k sum_h |w| relu(q·k). [rows]
+
+    An accumulator that rounds to a relative eps of what it adds up makes a row error (calc_diff) of up to
+    eps² times this. 0 where every logit is exactly 0.
+    """
+    signed = logits_of_quantised(case, inputs)
+    summed = logits_of_quantised(case, {**inputs, "weights": inputs["weights"].abs()})
+    pairs = [((m * m).sum(), (x * x).sum()) for m, x in zip(summed, signed, strict=True)]
+    return torch.stack([m / (2 * x) if x > 0 else torch.zeros_like(m) for m, x in pairs])
+
+
 def project(inputs: Mapping[str, Tensor], *, neox: bool) -> tuple[Tensor, Tensor, Tensor]:
     """q [T,H,D] and k [S,D] after RoPE, gates g [T,H], all exact fp64 (end_to_end stage)."""
     x, lora = inputs["x"].double(), inputs["q_lora"].double()
