@@ -16,6 +16,12 @@ TABLE: dict[str, Tolerance] = {
         value=5e-6,
         reason="measured on one H200: worst row 1.2e-8 to 1.5e-8 on random fp8; the smallest planted bug is 4e-5",
     ),
+    "logits.accumulation": Tolerance(
+        value=2.0**-12,
+        reason="relative rounding of what a row adds up: its error may reach this squared times its condition. Measured "
+        "on one H200 (DeepGEMM 59f2c07 to 2f9d878, 31 cases): 1.8e-5 to 8.7e-5; it matters for rows that cancel to "
+        "less than a hundredth only",
+    ),
     "end_to_end.factor": Tolerance(
         value=2.0, reason="legitimate implementations differ from the modelled baseline by less than 1.4 (H200: 7.4e-4 to 1.06e-3)"
     ),
