@@ -12,20 +12,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dsabisect
-from dsabisect import evaluate, targets
+from dsabisect import targets
 from dsabisect.errors import EnvironmentFault, Interrupted, RepositoryError, UsageError
 from dsabisect.model import (
     Action, Change, Column, Device, Limits, Observation, Outcome, PathSpec, Recommendation, Transition,
     TransitionKind, Verdict, to_json,
 )  # fmt: skip
-from dsabisect.outside import golden, store
+from dsabisect.outside import store
 from dsabisect.outside.gitrepo import GitRepo, History
 from dsabisect.outside.runner import Runner
 from dsabisect.reason import advise, judge, search
 from dsabisect.report import build as report_build
+
+if TYPE_CHECKING:
+    from dsabisect import evaluate
+    from dsabisect.outside import golden
 
 Say = Callable[[str], None]
 EXIT_CLEAN, EXIT_CONFIRMED, EXIT_SUSPECTS, EXIT_GOOD_END = 0, 1, 2, 3
@@ -39,7 +43,7 @@ class Request:
 
     repo: Path
     target: str
-    good: str = ""
+    good: str | None = None  # None: `check`, one commit
     bad: str = ""
     paths: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()  # ids or prefixes; () = the whole suite
@@ -151,8 +155,12 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
     paths = choose_paths(target, request.paths)
     work = store.work_root()
     repo = GitRepo(request.repo, work)
-    history = repo.history(request.good, request.bad) if request.good else None
+    history = repo.history(request.good, request.bad) if request.good is not None else None
     sha = history.changes[-1].id if history else repo.resolve(request.bad)
+    # Here and not above: these load torch, and a wrong word on the command line deserves its answer at once.
+    from dsabisect import evaluate
+    from dsabisect.outside import golden
+
     goldens = golden.load(request.golden)
     cases = choose_cases(goldens, request.suite, request.cases)
     run_dir = request.out or store.default_run_dir(Path.cwd() / "dsabisect-runs", run_name(request, history, sha))
@@ -287,6 +295,8 @@ def _finishing(session: Session, work: Callable[[], tuple[str, int]]) -> Answer:
         _end(session, f"stopped: {type(fault).__name__}: {fault}", getattr(fault, "exit_code", 131))
         raise
     finally:
+        if keep:
+            session.evaluator.runner.close()  # first: else the pool waits for builds that nobody wants any more
         session.evaluator.close(keep=keep)
     return _end(session, status, code)
 
@@ -308,13 +318,17 @@ def _check(session: Session, sha: str) -> tuple[str, int]:
 
 
 def check_answer(observations: Sequence[Observation]) -> tuple[str, int]:
-    """Bad when any cell is bad, good when any is good and none is bad, else untestable."""
+    """Bad when any cell is bad, good when any is good and none is bad, else untestable.
+
+    A path that is absent is good: before it was introduced it cannot have diverged.
+    """
     verdicts = {o.verdict for o in observations}
     if Verdict.BAD in verdicts:
         return "bad", CHECK_BAD
-    if any(o.verdict is Verdict.GOOD and o.outcome is not Outcome.ABSENT for o in observations):
-        return "good", CHECK_GOOD
-    return "untestable", CHECK_SKIP
+    if Verdict.GOOD not in verdicts:
+        return "untestable", CHECK_SKIP
+    measured = any(o.verdict is Verdict.GOOD and o.outcome is not Outcome.ABSENT for o in observations)
+    return "good" if measured else "good: the path is absent at this commit", CHECK_GOOD
 
 
 def axis_of(session: Session, history: History) -> list[Change]:
@@ -539,6 +553,7 @@ def _recommend(
         flips=_flips(session, culprit),
         forced_unchanged=_forced_unchanged(session, confirmation),
         context=_context(session, history, culprit),
+        known_notes=frozenset(note for o in confirmation.parent for note in o.notes),
     )
     session.journal.append("recommendation", {**to_json(recommendation), "columns": [str(c) for c in columns]})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -90,6 +91,11 @@ class Evaluator:
             environment=self.environment_key,
         )
 
+    def jit_key(self, sha: str) -> str:
+        """Commits with equal kernel sources share what was compiled at run time."""
+        sources = self.target.JIT_SOURCES or self.target.RELEVANT
+        return f"kernels-{self.repo.tree_key(sha, sources)[:20]}"
+
     # ---- checkout and build ------------------------------------------------------------------------------
 
     def prefetch(self, shas: Iterable[str]) -> None:
@@ -162,7 +168,9 @@ class Evaluator:
         if missing:
             prepared = self.prepared(sha)
             try:
-                for observation in self._measure(prepared, missing, purpose=purpose, key=build.key, fresh=False):
+                for observation in self._measure(
+                    prepared, missing, purpose=purpose, key=build.key, jit_key=self.jit_key(sha)
+                ):
                     self.known[build.key, observation.column] = observation
                     found[observation.column] = observation
             finally:
@@ -179,15 +187,15 @@ class Evaluator:
     def confirm(self, pair: tuple[str, str], columns: Sequence[Column], rounds: int = 2) -> dict[str, list[list[Observation]]]:
         """Parent and culprit from clean builds and empty JIT caches, interleaved: P, C, P, C."""
         names = {sha: f"{sha}.clean" for sha in pair}
+        empty = secrets.token_hex(4)  # names JIT caches that nothing has ever written to
         futures = {sha: self._pool.submit(self._prepare_clean, sha, names[sha]) for sha in pair}
         seen: dict[str, list[list[Observation]]] = {sha: [] for sha in pair}
         try:
-            for turn in range(rounds):
+            for _ in range(rounds):
                 for sha in pair:
                     prepared = futures[sha].result()
-                    seen[sha].append(
-                        list(self._measure(prepared, columns, purpose="confirm", key=names[sha], fresh=turn == 0))
-                    )
+                    cells = self._measure(prepared, columns, purpose="confirm", key=names[sha], jit_key=f"{sha}.{empty}")
+                    seen[sha].append(list(cells))
         finally:
             for future in futures.values():
                 if future.done() and future.exception() is None:
@@ -203,7 +211,7 @@ class Evaluator:
             shutil.rmtree(prepared.checkout, ignore_errors=True)
 
     def _measure(
-        self, prepared: Prepared, columns: Sequence[Column], *, purpose: str, key: str, fresh: bool
+        self, prepared: Prepared, columns: Sequence[Column], *, purpose: str, key: str, jit_key: str
     ) -> Iterable[Observation]:
         if prepared.failure is not None:
             for column in columns:
@@ -219,7 +227,7 @@ class Evaluator:
             device=self.device,
             env=self.target.environment(prepared.checkout, self.device),
             cells=cells,
-            fresh=fresh,
+            jit_key=jit_key,
         )
         preparing = dict(prepared.timing)  # counted once an evaluation: on its first cell
         for measurement in measurements:

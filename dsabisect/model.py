@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 Facet = str | int
+Choice = Facet | tuple[Facet, ...]  # one value, or any of several
 Number = float | int
 
 CASE_STAGES = ("quant", "logits", "topk", "end_to_end", "metadata")
@@ -270,8 +271,8 @@ class Transition:
 class Gate:
     """Keep the change, off only under a stated condition."""
 
-    predicate: Mapping[str, Facet]  # conjunction of facet == value under which it goes off
-    alternatives: tuple[Mapping[str, Facet], ...] = ()  # every other smallest predicate that separates
+    predicate: Mapping[str, Choice]  # conjunction of facet == value or facet in values under which it goes off
+    alternatives: tuple[Mapping[str, Choice], ...] = ()  # every other smallest predicate that separates
     switch: str = ""  # the flag or attribute that turns the path off
     stays_on: tuple[str, ...] = ()
     goes_off: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ def test_good_equals_bad(sandbox: Path, history: demo.DemoHistory) -> None:
 
 def test_good_newer_than_bad(sandbox: Path, history: demo.DemoHistory) -> None:
     swapped = run_args(history, good=history.story2_bad, bad=history.story2_good)
-    fails(call("run", *swapped, cwd=sandbox), 128, "swap")
+    fails(call("run", *swapped, cwd=sandbox), 128, "Swap")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_unknown_option_is_not_a_verdict(sandbox: Path) -> None:
 
 def test_no_gpu(sandbox: Path, history: demo.DemoHistory) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    fails(call("run", *run_args(history, device="cuda:0"), cwd=sandbox, env=hidden), 128, "cuda:0")
+    fails(call("run", *run_args(history, device="cuda:0"), cwd=sandbox, env=hidden), 128, "--device cpu")
 
 
 def test_golden_folder_missing(sandbox: Path, history: demo.DemoHistory) -> None:

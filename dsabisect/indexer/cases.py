@@ -85,14 +85,14 @@ def _quant() -> Iterator[Case]:
 def _metadata() -> Iterator[Case]:
     for mode, arch in product(("decode", "target_verify", "draft_extend"), ("sm90", "sm100")):
         for next_n in (1,) if mode == "decode" else (2, 4):
-            for package in ("present", "missing"):
-                if package == "missing" and (arch == "sm100" or next_n == 4):
-                    continue
-                facets: dict[str, Facet] = {
-                    "mode": mode, "next_n": next_n, "arch": arch, "graph": "replay", "deep_gemm": package,
-                }  # fmt: skip
-                tag = "-nodg" if package == "missing" else ""
-                yield _case(f"meta-{mode}-n{next_n}-{arch}{tag}", Stage.METADATA, SUITES, facets, dict(METADATA_LENS))
+            facets: dict[str, Facet] = {
+                "mode": mode, "next_n": next_n, "arch": arch, "graph": "replay", "deep_gemm": "present", "part": "backend",
+            }  # fmt: skip
+            yield _case(f"meta-{mode}-n{next_n}-{arch}", Stage.METADATA, SUITES, facets, dict(METADATA_LENS))
+    # deep_gemm is not installed: the backend falls back (no lengths are asked for), and so must the indexer
+    for mode, next_n, part in (("decode", 1, "backend"), ("target_verify", 2, "backend"), ("draft_extend", 2, "backend"), ("decode", 1, "indexer")):
+        facets = {"mode": mode, "next_n": next_n, "arch": "sm90", "graph": "replay", "deep_gemm": "missing", "part": part}
+        yield _case(f"meta-{mode}-{part}-without-deep-gemm", Stage.METADATA, SUITES, facets, dict(METADATA_LENS))
 
 
 CASES: tuple[Case, ...] = (*_end_to_end(), *_logits(), *_topk(), *_quant(), *_metadata())

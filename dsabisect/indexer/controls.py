@@ -23,7 +23,7 @@ def right(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Run:
     if case.stage is Stage.QUANT:
         return {name: golden[name].clone() for name in compare.OUTPUTS[Stage.QUANT]}
     if case.stage is Stage.METADATA:
-        return {"lens": golden["lens_causal"].clone()}
+        return {"lens": next(iter(golden.values())).clone()}
     if case.stage is Stage.TOPK:
         return {"topk": select(inputs["logits"], inputs["row_lens"].long(), int(case.shape["topk"]))}
     rows = (
@@ -69,8 +69,9 @@ def planted(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Iterato
         yield "scales of two tokens swapped", {**good, "k_scale": good["k_scale"].roll(1, 0)}
         yield "codes of two tokens swapped", {**good, "q_fp8": good["q_fp8"].roll(1, 0)}
     else:
-        yield "causal off by one", {"lens": good["lens"] + 1}
-        yield "one sequence too few", {"lens": good["lens"][:-1]}
+        yield "lengths off by one", {"lens": good["lens"] + 1}
+        yield "one row too few", {"lens": good["lens"].flatten()[:-1]}
+        yield "one row too many", {"lens": torch.cat([good["lens"].flatten(), torch.ones(1, dtype=torch.int32)])}
 
 
 def _planted_outputs(case: Case, golden: Mapping[str, Tensor], good: Run) -> Iterator[tuple[str, Run]]:

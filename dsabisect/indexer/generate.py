@@ -1,11 +1,12 @@
 """Inputs of a case from a counter-based integer generator: bit-exact on every platform and library version.
 
-No library random numbers (numpy's and torch's streams may change) and no libm: uniform integers come from SplitMix64 over
-(seed, stream, index); near-gaussian values are sums of uniform integers scaled by a power of two; rounding to bf16 and
-e4m3 is done on integers; frequencies of the rotary embedding come from `decimal`, sines and cosines from polynomials
-with plain float64 additions and multiplications.
+No library random numbers (numpy's and torch's streams may change) and no libm: uniform integers come from SplitMix64
+over (seed, stream, index); near-gaussian values are sums of uniform integers; rounding to bf16 and e4m3 is done on
+integers; frequencies of the rotary embedding come from `decimal`, sines and cosines from polynomials. What is left are
+single additions, multiplications, divisions and square roots, which IEEE 754 rounds alike everywhere.
 
-Layout of the K cache: DeepGEMM, csrc/apis/attention.hpp; sglang, mem_cache/memory_pool.py (page = 64 tokens x 132 bytes).
+Layout of the K cache: DeepGEMM, csrc/apis/attention.hpp; sglang, mem_cache/memory_pool.py (a page is 64 tokens of 132
+bytes).
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, localcontext
+from math import sqrt
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dsabisect.model import Case, Stage
 
@@ -23,49 +27,55 @@ VERSION = "1"
 D, R, PAGE = 128, 64, 64
 PAGE_BYTES = PAGE * (D + 4)
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+POISONS = ("a", "b")
+Array = NDArray[Any]
 
 
 # ---- integers ----------------------------------------------------------------------------------------------
 
 
-def words(seed: int, stream: str, count: int) -> np.ndarray:
+def words(seed: int, stream: str, count: int) -> Array:
     """``count`` uniform uint64: SplitMix64 (Steele, Lea, Flood 2014) at counters 1..count of a hashed start."""
     start = int.from_bytes(hashlib.sha256(f"{VERSION}/{seed}/{stream}".encode()).digest()[:8], "little")
     with np.errstate(over="ignore"):
         z = np.uint64(start) + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN_GAMMA
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        mixed: Array = z ^ (z >> np.uint64(31))
+    return mixed
 
 
-def gaussian(seed: int, stream: str, shape: Sequence[int]) -> np.ndarray:
+def gaussian(seed: int, stream: str, shape: Sequence[int]) -> Array:
     """Near-gaussian float32 of mean 0 and variance 1: the sum of four 16-bit uniforms, exact in float32."""
     count = int(np.prod(shape))
     w = words(seed, stream, count)
     total = sum(((w >> np.uint64(s)) & np.uint64(0xFFFF)).astype(np.int64) for s in (0, 16, 32, 48))
     centred = total - 2 * 0xFFFF
     # the variance of the sum is 4 (2^32 - 1) / 12: 37837 = round(2^16 / sqrt(3)); one exact division by it
-    return (centred.astype(np.float64) / 37837.0).astype(np.float32).reshape(shape)
+    unit: Array = (centred.astype(np.float64) / 37837.0).astype(np.float32)
+    return unit.reshape(shape)
 
 
-def integers(seed: int, stream: str, count: int, below: int) -> np.ndarray:
-    return (words(seed, stream, count) % np.uint64(below)).astype(np.int64)
+def integers(seed: int, stream: str, count: int, below: int) -> Array:
+    rest: Array = words(seed, stream, count) % np.uint64(below)
+    return rest.astype(np.int64)
 
 
-def permutation(seed: int, stream: str, count: int) -> np.ndarray:
+def permutation(seed: int, stream: str, count: int) -> Array:
     return np.argsort(words(seed, stream, count), kind="stable").astype(np.int64)
 
 
 # ---- number formats ----------------------------------------------------------------------------------------
 
 
-def bf16(x: np.ndarray) -> np.ndarray:
+def bf16(x: Array) -> Array:
     """float32 rounded to bf16 (nearest, ties to even), as uint16 bits. Finite values only."""
     u = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
-    return ((u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    upper: Array = (u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return upper.astype(np.uint16)
 
 
-def _e4m3_values() -> np.ndarray:
+def _e4m3_values() -> Array:
     """The 127 finite non-negative e4m3fn values in the order of their codes (OCP 8-bit floating point, 2023)."""
     code = np.arange(127)
     exponent, mantissa = code >> 3, code & 7
@@ -76,7 +86,7 @@ E4M3 = _e4m3_values()
 _E4M3_EDGES = (E4M3[1:] + E4M3[:-1]) / 2
 
 
-def e4m3(x: np.ndarray) -> np.ndarray:
+def e4m3(x: Array) -> Array:
     """Values rounded to e4m3fn (nearest, ties to even, saturating at 448) as uint8 codes. Finite values only."""
     a = np.abs(x.astype(np.float64))
     code = np.searchsorted(_E4M3_EDGES, a, side="left")
@@ -85,7 +95,7 @@ def e4m3(x: np.ndarray) -> np.ndarray:
     return (code + np.where(np.signbit(x), 128, 0)).astype(np.uint8)
 
 
-def quantise(x: np.ndarray, scale_format: str) -> tuple[np.ndarray, np.ndarray]:
+def quantise(x: Array, scale_format: str) -> tuple[Array, Array]:
     """Rows of [..., 128] to (e4m3 codes, fp32 scales): the bytes that logits-stage cases start from."""
     amax = np.maximum(np.abs(x).max(axis=-1), np.float32(1e-4)).astype(np.float32)
     scale = (amax / np.float32(448)).astype(np.float32)
@@ -97,10 +107,10 @@ def quantise(x: np.ndarray, scale_format: str) -> tuple[np.ndarray, np.ndarray]:
 
 # ---- rotary embedding --------------------------------------------------------------------------------------
 
-TWO_PI_PARTS = (6.28125, 0.0019352436065673828, 6.351061e-08)
+TWO_PI = (6.283185307179586, 2.4492935982947064e-16)  # the double nearest to 2π, and what is left of it
 
 
-def frequencies(theta: int = 10000) -> np.ndarray:
+def frequencies(theta: int = 10000) -> Array:
     """theta^(-2i/R) for i < R/2, correctly rounded from 40 decimal digits."""
     with localcontext() as context:
         context.prec = 40
@@ -108,12 +118,12 @@ def frequencies(theta: int = 10000) -> np.ndarray:
         return np.array([float((-log * Decimal(2 * i) / Decimal(R)).exp()) for i in range(R // 2)])
 
 
-def cos_sin(positions: int, theta: int = 10000) -> np.ndarray:
+def cos_sin(positions: int, theta: int = 10000) -> Array:
     """[positions, 64] float32: cos_0..cos_31, sin_0..sin_31. Accurate to about 1e-10 before rounding."""
     angle = np.arange(positions, dtype=np.float64)[:, None] * frequencies(theta)[None, :]
     turns = np.rint(angle * 0.15915494309189535)
     r = angle
-    for part in (6.283185307179586, 2.4492935982947064e-16):
+    for part in TWO_PI:
         r = r - turns * part
     half = r * 0.125
     sine, cosine = _taylor(half)
@@ -122,7 +132,7 @@ def cos_sin(positions: int, theta: int = 10000) -> np.ndarray:
     return np.concatenate([cosine, sine], axis=1).astype(np.float32)
 
 
-def _taylor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _taylor(a: Array) -> tuple[Array, Array]:
     sine, cosine = np.zeros_like(a), np.zeros_like(a)
     square = a * a
     for n in range(9, -1, -1):
@@ -137,8 +147,11 @@ def _taylor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def inputs(case: Case, *, poison: str = "a") -> dict[str, torch.Tensor]:
     """Tensors of ``case`` (names, shapes and dtypes per stage: docs/design.md).
 
-    ``poison`` "a" or "b" fills every byte that must not be read: page tails, unused pages, block-table tails.
+    ``poison`` "a" or "b" fills every byte that must not be read: page tails, unused pages, keys outside every window;
+    block-table tails point to poisoned pages. The two results differ there only. ValueError for another name.
     """
+    if poison not in POISONS:
+        raise ValueError(f"no poison pattern {poison!r}")
     make = {
         Stage.QUANT: _quant, Stage.LOGITS: _logits, Stage.TOPK: _topk, Stage.END_TO_END: _end_to_end,
         Stage.METADATA: _metadata,
@@ -156,22 +169,22 @@ def sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-class Bf16(np.ndarray):
+class Bf16(np.ndarray[Any, Any]):
     """uint16 bits that are bf16 values."""
 
 
-def _tensor(name: str, value: np.ndarray) -> torch.Tensor:
+def _tensor(name: str, value: Array) -> torch.Tensor:
     plain = np.ascontiguousarray(np.asarray(value))
     if isinstance(value, Bf16):
         return torch.from_numpy(plain.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(plain)
 
 
-def _bf16(x: np.ndarray) -> np.ndarray:
+def _bf16(x: Array) -> Array:
     return bf16(x).view(Bf16)
 
 
-def _quant(case: Case, poison: str) -> dict[str, np.ndarray]:
+def _quant(case: Case, poison: str) -> dict[str, Array]:
     tokens, heads = case.shape["tokens"], int(case.facets["heads"])
     q = gaussian(case.seed, "q", (tokens, heads, D))
     k = gaussian(case.seed, "k", (tokens, D))
@@ -184,7 +197,7 @@ def _quant(case: Case, poison: str) -> dict[str, np.ndarray]:
     return {"q": _bf16(q), "k": _bf16(k)}
 
 
-def _heads(case: Case, rows: int, keys: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _heads(case: Case, rows: int, keys: int) -> tuple[Array, Array, Array]:
     """q [rows, H, 128], k [keys, 128], weights [rows, H] in float32, of the case's data kind."""
     seed, heads, data = case.seed, int(case.facets["heads"]), case.facets["data"]
     q = gaussian(seed, "q", (rows, heads, D))
@@ -196,7 +209,8 @@ def _heads(case: Case, rows: int, keys: int) -> tuple[np.ndarray, np.ndarray, np
         q = (common + np.float32(0.125) * q).astype(np.float32)
         share = (words(seed, "sign", keys) & np.uint64(7)) == 0 if data == "correlated" else np.zeros(keys, dtype=bool)
         sign = np.where(share, np.float32(1), np.float32(-1))[:, None]
-        k = (sign * (np.abs(gaussian(seed, "along", (keys, 1))) + np.float32(1)) * common[0] + np.float32(0.25) * k).astype(np.float32)
+        along = np.abs(gaussian(seed, "along", (keys, 1))) + np.float32(1)
+        k = (sign * along * common[0] + np.float32(0.25) * k).astype(np.float32)
         q[:, :, 7] *= np.float32(16)  # an outlier channel
     if data == "duplicated":
         k = k[integers(seed, "copies", keys, max(1, keys // 4))]
@@ -209,7 +223,7 @@ def _heads(case: Case, rows: int, keys: int) -> tuple[np.ndarray, np.ndarray, np
     return q, k, w
 
 
-def _poison(case: Case, poison: str, shape: tuple[int, int]) -> np.ndarray:
+def _poison(case: Case, poison: str, shape: tuple[int, int]) -> Array:
     """Whole pages of bytes that must not be read. a: NaN codes and NaN scales; b: large finite garbage."""
     pages = np.empty(shape, dtype=np.uint8)
     pages[:] = 0x7F if poison == "a" else 0x7E
@@ -220,7 +234,7 @@ def _poison(case: Case, poison: str, shape: tuple[int, int]) -> np.ndarray:
     return pages
 
 
-def _tables(case: Case, lens: Sequence[int], poison: str) -> tuple[np.ndarray, int]:
+def _tables(case: Case, lens: Sequence[int], poison: str) -> tuple[Array, int]:
     """Block table [B, max_blocks] of a random permutation; tails point to pages that hold poison only."""
     needed = [-(-int(n) // PAGE) for n in lens]
     width, used = max(needed) + 1, sum(needed)
@@ -235,16 +249,27 @@ def _tables(case: Case, lens: Sequence[int], poison: str) -> tuple[np.ndarray, i
     return table, pages
 
 
-def _logits(case: Case, poison: str) -> dict[str, np.ndarray]:
+def _logits(case: Case, poison: str) -> dict[str, Array]:
     if case.facets["layout"] == "ragged":
-        return _ragged(case)
+        return _ragged(case, poison)
     lens, next_n = [int(n) for n in case.shape["context_lens"]], int(case.facets["next_n"])
     rows, keys, heads = len(lens) * next_n, sum(lens), int(case.facets["heads"])
     q, k, w = _heads(case, rows, keys)
     q8, q_scale = quantise(q, "fp32")
-    k8, k_scale = quantise(k, "fp32")
     table, pages = _tables(case, lens, poison)
     cache = _poison(case, poison, (pages, PAGE_BYTES))
+    _store(cache, table, lens, *quantise(k, "fp32"))
+    causal = [n - next_n + j + 1 for n in lens for j in range(next_n)]
+    return {
+        "q": q8.reshape(len(lens), next_n, heads, D), "kv_cache": cache, "weights": (w * q_scale).astype(np.float32),
+        "context_lens": np.array(lens, dtype=np.int32), "row_lens": np.array(causal, dtype=np.int32),
+        "block_table": table,
+    }  # fmt: skip
+
+
+def _store(cache: Array, table: Array, lens: Sequence[int], k8: Array, k_scale: Array) -> None:
+    """Write the keys of each sequence into its pages: codes first, then all scales of the page."""
+    pages = len(cache)
     values, scales = cache[:, : PAGE * D].reshape(pages, PAGE, D), cache[:, PAGE * D :].reshape(pages, PAGE, 4)
     at = 0
     for row, n in enumerate(lens):
@@ -255,33 +280,37 @@ def _logits(case: Case, poison: str) -> dict[str, np.ndarray]:
         at += n
     cache[:, : PAGE * D] = values.reshape(pages, -1)
     cache[:, PAGE * D :] = scales.reshape(pages, -1)
-    causal = [n - next_n + j + 1 for n in lens for j in range(next_n)]
-    return {
-        "q": q8.reshape(len(lens), next_n, heads, D), "kv_cache": cache, "weights": (w * q_scale).astype(np.float32),
-        "context_lens": np.array(lens, dtype=np.int32), "row_lens": np.array(causal, dtype=np.int32), "block_table": table,
-    }  # fmt: skip
 
 
-def _ragged(case: Case) -> dict[str, np.ndarray]:
+def _ragged(case: Case, poison: str) -> dict[str, Array]:
     tokens, keys = case.shape["tokens"], case.shape["keys"]
     q, k, w = _heads(case, tokens, keys)
     q8, q_scale = quantise(q, "fp32")
     k8, k_scale = quantise(k, "fp32")
-    # three sequences share the key axis; each token sees its own sequence up to its own position
-    bounds = [0, keys // 8, keys // 2, keys]
-    ks, ke = np.empty(tokens, dtype=np.int32), np.empty(tokens, dtype=np.int32)
-    for t in range(tokens):
-        part = t * 3 // tokens
-        first, last = -(-part * tokens // 3), -(-(part + 1) * tokens // 3)
-        low, high = bounds[part], bounds[part + 1]
-        ks[t], ke[t] = low, max(low + 1, high - (last - 1 - t))
-        assert first <= t < last
+    padding = case.shape.get("padding", 0)  # keys after the last one that any token sees
+    if padding:
+        tail = _poison(case, poison, (-(-padding // PAGE), PAGE_BYTES))
+        tail8, tail_scale = tail[:, : PAGE * D].reshape(-1, D), tail[:, PAGE * D :].copy().view(np.float32).reshape(-1)
+        k8, k_scale = np.concatenate([k8, tail8[:padding]]), np.concatenate([k_scale, tail_scale[:padding]])
+    ks, ke = _windows(tokens, keys)
     return {
         "q": q8, "k": k8, "k_scale": k_scale, "weights": (w * q_scale).astype(np.float32), "ks": ks, "ke": ke,
     }  # fmt: skip
 
 
-def _topk(case: Case, poison: str) -> dict[str, np.ndarray]:
+def _windows(tokens: int, keys: int) -> tuple[Array, Array]:
+    """ks, ke [T]: three sequences share the key axis; each token sees its own sequence up to its own position."""
+    bounds = [0, keys // 8, keys // 2, keys]
+    ks, ke = np.empty(tokens, dtype=np.int32), np.empty(tokens, dtype=np.int32)
+    for t in range(tokens):
+        part = t * 3 // tokens
+        last = -(-(part + 1) * tokens // 3)
+        low, high = bounds[part], bounds[part + 1]
+        ks[t], ke[t] = low, max(low + 1, high - (last - 1 - t))
+    return ks, ke
+
+
+def _topk(case: Case, poison: str) -> dict[str, Array]:
     lens = np.array(case.shape["row_lens"], dtype=np.int32)
     width = -(-int(lens.max()) // PAGE) * PAGE + PAGE
     logits = gaussian(case.seed, "logits", (len(lens), width))
@@ -295,23 +324,23 @@ def _topk(case: Case, poison: str) -> dict[str, np.ndarray]:
     return {"logits": logits, "row_lens": lens, "page_table": table}
 
 
-def _end_to_end(case: Case, poison: str) -> dict[str, np.ndarray]:
+def _end_to_end(case: Case, poison: str) -> dict[str, Array]:
     seed, heads, shape = case.seed, int(case.facets["heads"]), case.shape
     lens, extend = shape["seq_lens"], shape["extend_lens"]
     hidden, rank, tokens, rows = shape["hidden"], shape["q_lora_rank"], sum(lens), sum(extend)
     x = gaussian(seed, "x", (tokens, hidden))
     lora = gaussian(seed, "q_lora", (rows, rank))
-    wq_b = gaussian(seed, "wq_b", (heads * D, rank)) / np.float32(rank**0.5)
+    wq_b = gaussian(seed, "wq_b", (heads * D, rank)) / np.float32(sqrt(rank))
     if case.facets["data"] == "correlated":
         # heads share most of their direction, and a few hidden channels are outliers
-        base = np.tile(gaussian(seed, "base", (D, rank)), (heads, 1)) / np.float32(rank**0.5)
+        base = np.tile(gaussian(seed, "base", (D, rank)), (heads, 1)) / np.float32(sqrt(rank))
         wq_b = (base + np.float32(0.25) * wq_b).astype(np.float32)
         x[:, ::61] *= np.float32(8)
     table, pages = _tables(case, lens, poison)
     return {
         "x": _bf16(x), "q_lora": _bf16(lora), "wq_b": _bf16(wq_b),
-        "wk": _bf16(gaussian(seed, "wk", (D, hidden)) / np.float32(hidden**0.5)),
-        "weights_proj": _bf16(gaussian(seed, "weights_proj", (heads, hidden)) / np.float32(hidden**0.5)),
+        "wk": _bf16(gaussian(seed, "wk", (D, hidden)) / np.float32(sqrt(hidden))),
+        "weights_proj": _bf16(gaussian(seed, "weights_proj", (heads, hidden)) / np.float32(sqrt(hidden))),
         "k_norm_weight": (1 + gaussian(seed, "gamma", (D,)) * np.float32(0.125)).astype(np.float32),
         "k_norm_bias": (gaussian(seed, "beta", (D,)) * np.float32(0.125)).astype(np.float32),
         "cos_sin_cache": cos_sin(shape["max_position"]),
@@ -321,5 +350,5 @@ def _end_to_end(case: Case, poison: str) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def _metadata(case: Case, poison: str) -> dict[str, np.ndarray]:
+def _metadata(case: Case, poison: str) -> dict[str, Array]:
     return {name: np.array(case.shape[name], dtype=np.int32) for name in ("capture_seq_lens", "seq_lens", "accepted")}

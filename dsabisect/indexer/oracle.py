@@ -1,10 +1,11 @@
 """The fp64 oracle: DOMAIN section 1, one equation a line, no cleverness.
 
-Sources. Indexer equations: DeepSeek-V3.2-Exp technical report, section 2 (lightning indexer), and its inference/model.py
-(class Indexer); sglang python/sglang/srt/layers/attention/dsa/dsa_indexer.py. RoPE styles: sglang
+Sources. Indexer equations: DeepSeek-V3.2-Exp technical report, section 2 (lightning indexer), and its
+inference/model.py (class Indexer); sglang python/sglang/srt/layers/attention/dsa/dsa_indexer.py. RoPE styles: sglang
 srt/layers/rotary_embedding. Hadamard: Quarot (arXiv 2404.00456), scaled by 1/sqrt(128). fp8 scales: DeepGEMM
 deep_gemm/utils/math.py (per_token_cast_to_fp8, ceil_to_ue8m0). Logits: DeepGEMM tests/test_attention.py
-(ref_fp8_mqa_logits, ref_fp8_paged_mqa_logits).
+(ref_fp8_mqa_logits, ref_fp8_paged_mqa_logits). Lengths of a batch: sglang dsa_backend.py and DeepGEMM
+csrc/apis/attention.hpp (get_paged_mqa_logits_metadata).
 
 Symbols: T tokens with a query, S keys, H heads, D = 128, R = 64 rotary dims (the leading ones), K selected.
 """
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dsabisect.model import Case, Facet, Stage
+from dsabisect.model import Case, Stage
 
 D, R, PAGE = 128, 64, 64
 FP8_MAX, AMAX_FLOOR, EPS = 448.0, 1e-4, 1e-6
@@ -26,7 +27,8 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float = EPS) -> Tens
     """x [S,D] → [S,D] fp64."""
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(variance + eps) * gamma + beta
+    normed: Tensor = (x - mean) / torch.sqrt(variance + eps)
+    return normed * gamma + beta
 
 
 def rope(x: Tensor, cos_sin: Tensor, *, neox: bool) -> Tensor:
@@ -52,7 +54,8 @@ def scale_of(x: Tensor, scale_format: str) -> Tensor:
     a = x.abs().amax(-1).clamp(min=AMAX_FLOOR)
     if scale_format == "ue8m0":
         return torch.exp2(torch.ceil(torch.log2(a / FP8_MAX)))
-    return (a.float() / FP8_MAX).double()
+    fp32: Tensor = a.float() / FP8_MAX
+    return fp32.double()
 
 
 def quantise(x: Tensor, scale_format: str) -> tuple[Tensor, Tensor]:
@@ -72,6 +75,29 @@ def causal_lens(context: Tensor, next_n: int) -> Tensor:
     return context[:, None] - next_n + torch.arange(next_n)[None, :] + 1
 
 
+def scheduled_lens(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every right answer to "how many keys does each row see" of a replayed batch, by the form in which it is given.
+
+    lens_causal, lens_full [B,next_n]: each draft token its own length, or each the whole context of its sequence (the
+    kernel that takes all drafts at once is cut off afterwards). lens_accepted [sum(accepted)] in draft_extend: the
+    accepted tokens only, causal. lens_none [0]: without deep_gemm there is no scheduler to be told anything.
+    """
+    if case.facets["deep_gemm"] == "missing":
+        return {"lens_none": torch.empty(0, dtype=torch.int32)}
+    context, next_n = inputs["seq_lens"].long(), int(case.facets["next_n"])
+    if case.facets["mode"] == "draft_extend":
+        accepted = inputs["accepted"].tolist()
+        rows = [causal_lens(c[None], n)[0] for c, n in zip(context, accepted, strict=True)]
+        return {"lens_accepted": torch.cat(rows).int()}
+    return {"lens_causal": causal_lens(context, next_n).int(), "lens_full": context[:, None].repeat(1, next_n).int()}
+
+
+def page_slots(positions: Tensor, table: Tensor) -> Tensor:
+    """Positions [...] of a sequence → slots of the K cache: table[p//64]·64 + p%64, table [blocks]; -1 stays -1."""
+    slots = table.long()[positions.clamp(min=0) // PAGE] * PAGE + positions % PAGE
+    return torch.where(positions < 0, -1, slots)
+
+
 def logits(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     """q [T,H,D], k [S,D] already with its scale, w [T,H] with gate and q scale → L [T,S] = sum_h w relu(q·k)."""
     dots = torch.einsum("thd,sd->ths", q, k).relu()
@@ -79,11 +105,10 @@ def logits(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
 
 
 def read_page_cache(cache: Tensor, table: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first ``count`` keys of a sequence: codes [S,128] uint8 and scales [S] fp32, through its block table [blocks]."""
-    s = torch.arange(count)
-    page, slot = table[s // PAGE].long(), s % PAGE
-    codes = cache[:, : PAGE * D].reshape(-1, PAGE, D)[page, slot]
-    scales = cache[:, PAGE * D :].contiguous().view(torch.float32).reshape(-1, PAGE)[page, slot]
+    """The first ``count`` keys of a sequence through its block table [blocks]: codes [S,128] uint8, scales [S] fp32."""
+    slots = page_slots(torch.arange(count), table)
+    codes = cache[:, : PAGE * D].reshape(-1, D)[slots]
+    scales = cache[:, PAGE * D :].contiguous().view(torch.float32).flatten()[slots]
     return codes, scales
 
 
@@ -115,10 +140,10 @@ def logits_of_quantised(case: Case, inputs: Mapping[str, Tensor]) -> list[Tensor
 
 
 def condition(case: Case, inputs: Mapping[str, Tensor]) -> Tensor:
-    """How much each row of :func:`logits_of_quantised` cancels: sum(M²) / 2 sum(L²), M = s_k sum_h |w| relu(q·k). [rows]
+    """How much each row of :func:`logits_of_quantised` cancels: sum(M²) / 2 sum(L²), M = s_k sum_h |w| relu(q·k).
 
     An accumulator that rounds to a relative eps of what it adds up makes a row error (calc_diff) of up to
-    eps² times this. 0 where every logit is exactly 0.
+    eps² times this. [rows], 0 where every logit is exactly 0.
     """
     signed = logits_of_quantised(case, inputs)
     summed = logits_of_quantised(case, {**inputs, "weights": inputs["weights"].abs()})
@@ -139,8 +164,8 @@ def project(inputs: Mapping[str, Tensor], *, neox: bool) -> tuple[Tensor, Tensor
 
 def query_rows(inputs: Mapping[str, Tensor]) -> Tensor:
     """Indices into the tokens of the rows that ask: the last extend_lens of each sequence."""
-    ends = inputs["seq_lens"].long().cumsum(0)
-    return torch.cat([torch.arange(int(e - n), int(e)) for e, n in zip(ends, inputs["extend_lens"].long(), strict=True)])
+    ends, extend = inputs["seq_lens"].long().cumsum(0), inputs["extend_lens"].long()
+    return torch.cat([torch.arange(int(e - n), int(e)) for e, n in zip(ends, extend, strict=True)])
 
 
 def end_to_end(case: Case, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -196,7 +221,3 @@ def regret(chosen_by: Tensor, truth: Tensor, k: int) -> float:
     sigma = float(truth.std())
     lowest = float(truth[chosen_by.topk(k).indices].min())
     return max(0.0, kth_value(truth, k) - lowest) / sigma if sigma > 0 else 0.0
-
-
-def facet_text(facets: Mapping[str, Facet]) -> str:
-    return " ".join(f"{name}={value}" for name, value in facets.items())

@@ -16,14 +16,18 @@ TABLE: dict[str, Tolerance] = {
         value=5e-6,
         reason="measured on one H200: worst row 1.2e-8 to 1.5e-8 on random fp8; the smallest planted bug is 4e-5",
     ),
+    "logits.diff_bf16": Tolerance(
+        value=3e-5, reason="logits given in 16 bits: rounding to bf16 alone makes up to 2^-19 = 2e-6 a row"
+    ),
     "logits.accumulation": Tolerance(
         value=2.0**-12,
-        reason="relative rounding of what a row adds up: its error may reach this squared times its condition. Measured "
-        "on one H200 (DeepGEMM 59f2c07 to 2f9d878, 31 cases): 1.8e-5 to 8.7e-5; it matters for rows that cancel to "
-        "less than a hundredth only",
+        reason="relative rounding of what a row adds up: its error may reach this squared times its condition. "
+        "Measured on one H200 (DeepGEMM 59f2c07 to 2f9d878, 31 cases): 1.8e-5 to 8.7e-5 (Hopper adds fp8 products in about 14 "
+        "bits: DeepSeek-V3 report, 3.3.2). It decides only for rows that cancel to less than a thirteenth",
     ),
     "end_to_end.factor": Tolerance(
-        value=2.0, reason="legitimate implementations differ from the modelled baseline by less than 1.4 (H200: 7.4e-4 to 1.06e-3)"
+        value=2.0,
+        reason="legitimate implementations stay within 1.4 of the modelled baseline (H200: 7.4e-4 to 1.06e-3)",
     ),
     "end_to_end.floor": Tolerance(value=1e-5, reason="rows of few keys have a baseline near 0"),
     "regret.factor": Tolerance(value=2.0, reason="as end_to_end.factor"),

@@ -245,15 +245,9 @@ def _quant_golden(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]
     return made
 
 
-def _metadata_golden(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    context, next_n = inputs["seq_lens"].long(), int(case.facets["next_n"])
-    causal = oracle.causal_lens(context, next_n)
-    return {"lens_causal": causal.int(), "lens_full": context[:, None].expand(-1, next_n).contiguous().int()}
-
-
 _MAKE = {
     Stage.LOGITS: _logits_golden, Stage.END_TO_END: _end_to_end_golden, Stage.TOPK: _topk_golden,
-    Stage.QUANT: _quant_golden, Stage.METADATA: _metadata_golden,
+    Stage.QUANT: _quant_golden, Stage.METADATA: oracle.scheduled_lens,
 }  # fmt: skip
 
 

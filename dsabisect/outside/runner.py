@@ -168,11 +168,13 @@ class Runner:
         env: Mapping[str, str],
         cells: Sequence[Cell],
         fresh: bool = False,
+        jit_key: str = "",
     ) -> Iterator[Measurement]:
         """One Measurement a cell, in the order of ``cells``, as they come.
 
         Cells whose paths share environment and settings share a forked child, until one of them fails; the next then
-        begins in a fresh one. ``fresh``: with empty JIT caches that are thrown away afterwards.
+        begins in a fresh one. ``jit_key`` (default: the build's) names the JIT caches: builds with equal kernel
+        sources may share them. ``fresh``: with empty JIT caches that are thrown away afterwards.
 
         Raises:
             HarnessFault: our own code or the probe failed.
@@ -184,7 +186,8 @@ class Runner:
                 "the checkout is not there", where=str(checkout), remedy="Run again with --resume: it is made anew"
             )
         key = _safe(build_key)
-        caches = self.work / "jit" / (f"{key}.{secrets.token_hex(4)}" if fresh else key)
+        kernels = _safe(jit_key or build_key)
+        caches = self.work / "jit" / (f"{kernels}.{secrets.token_hex(4)}" if fresh else kernels)
         job = Job(
             key=key, checkout=checkout, probe=probe, device=device, env=env, cells=cells, caches=caches,
             files=_count_files(checkout), limits=self.limits, log_root=self.log_root,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -42,6 +43,7 @@ def judge(measurement: Measurement, comparisons: Sequence[Comparison]) -> tuple[
 
 
 def decisive(comparisons: Sequence[Comparison]) -> Comparison | None:
+    """The failing comparison that says most about the cause: the first in ORDER, unknown names last."""
     failing = [c for c in comparisons if not c.ok]
     return min(failing, key=lambda c: _rank(c.name)) if failing else None
 
@@ -79,38 +81,49 @@ def describe(comparison: Comparison) -> str:
 
 # ---- signatures: is it the failure that is searched for? ------------------------------------------------------
 
+MAGNITUDE = re.compile(r"(diverged\|\w+\|\w+)\|e(-?\d+)")
+DECADES = 1  # how far two magnitudes of the same failure may lie apart
+
 
 def signature(observation: Observation) -> str:
-    """Stage, reason and either the normalised failure or the comparison with its order of magnitude."""
+    """Reason and the normalised failure, or reason, stage and comparison with its order of magnitude.
+
+    ``raised|RuntimeError: size of tensor a (N) …`` · ``diverged|end_to_end|diff|e-1`` · ``not_exercised``
+    """
     if observation.failure is not None:
         return f"{observation.reason.value}|{observation.failure.signature}"
     failing = decisive(observation.comparisons)
     if failing is None:
         return observation.reason.value
-    return f"{observation.reason.value}|{failing.stage.value}|{failing.name}|{_magnitude(failing)}"
+    magnitude = _magnitude(failing) if observation.reason is Reason.DIVERGED else ""
+    return f"{observation.reason.value}|{failing.stage.value}|{failing.name}" + (f"|{magnitude}" if magnitude else "")
 
 
 def _magnitude(comparison: Comparison) -> str:
     seen = comparison.metrics.get("row_error", comparison.metrics.get("max"))
-    return f"e{math.floor(math.log10(seen))}" if isinstance(seen, (int, float)) and seen > 0 else ""
+    return f"e{math.floor(math.log10(seen))}" if isinstance(seen, (int, float)) and 0 < seen < math.inf else ""
 
 
 def agree(one: str, other: str) -> bool:
     """The same failure, orders of magnitude at most one apart."""
     if one == other:
         return True
-    head, _, tail = one.rpartition("|")
-    other_head, _, other_tail = other.rpartition("|")
-    if head != other_head or not (tail.startswith("e") and other_tail.startswith("e")):
+    mine, theirs = MAGNITUDE.fullmatch(one), MAGNITUDE.fullmatch(other)
+    if mine is None or theirs is None or mine[1] != theirs[1]:
         return False
-    return abs(int(tail[1:]) - int(other_tail[1:])) <= 1
+    return abs(int(mine[2]) - int(theirs[2])) <= DECADES
+
+
+def answer(observation: Observation, sought: str) -> tuple[Verdict, Reason]:
+    """Verdict and reason for the search: another failure than the sought one is untestable, not bad."""
+    if observation.verdict is not Verdict.BAD or agree(signature(observation), sought):
+        return observation.verdict, observation.reason
+    return Verdict.SKIP, Reason.OTHER_FAILURE
 
 
 def against(observation: Observation, sought: str) -> Verdict:
-    """Verdict for the search: another failure than the sought one is untestable, not bad."""
-    if observation.verdict is not Verdict.BAD:
-        return observation.verdict
-    return Verdict.BAD if agree(signature(observation), sought) else Verdict.SKIP
+    """The verdict of :func:`answer`."""
+    return answer(observation, sought)[0]
 
 
 # ---- endpoints ----------------------------------------------------------------------------------------------
@@ -126,61 +139,94 @@ class EndpointStatus(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
+    """The columns by what both ends say of them, and whether there is something to search."""
+
     status: EndpointStatus
     diverging: tuple[Column, ...] = ()  # good (or absent) at the good end, bad at the bad end
+    steady: tuple[Column, ...] = ()  # bad at neither end, measured at one of them at least
     broken: tuple[Column, ...] = ()  # bad at the good end: never searched, never accused
-    mended: tuple[Column, ...] = ()  # bad at the good end, good at the bad end
-    untestable: tuple[Column, ...] = ()
+    mended: tuple[Column, ...] = ()  # those of broken that are good, not merely absent, at the bad end
+    untestable: tuple[Column, ...] = ()  # not measured at one end, or absent at both
     hint: str = ""
     remedy: str = ""
 
 
+Ends = Mapping[Column, tuple[Observation, Observation]]
+
+
 def endpoints(good: Sequence[Observation], bad: Sequence[Observation]) -> Endpoints:
-    """Sort the columns by their verdicts at both ends."""
-    ends: Mapping[Column, tuple[Observation, Observation]] = {
-        g.column: (g, b) for g in good for b in bad if g.column == b.column
-    }
-    pick = lambda old, new: tuple(c for c, (g, b) in ends.items() if g.verdict is old and b.verdict is new)  # noqa: E731
-    diverging = pick(Verdict.GOOD, Verdict.BAD)
-    both, mended = pick(Verdict.BAD, Verdict.BAD), pick(Verdict.BAD, Verdict.GOOD)
-    untestable = tuple(c for c, pair in ends.items() if Verdict.SKIP in (pair[0].verdict, pair[1].verdict))
-    found = {"diverging": diverging, "broken": (*both, *mended), "mended": mended, "untestable": untestable}
-    if diverging:
-        hint = f"{len(both)} columns are bad at both ends and are left out: {_some(both)}" if both else ""
-        return Endpoints(status=EndpointStatus.SEARCHABLE, hint=hint, **found)
-    if both and not mended and not pick(Verdict.GOOD, Verdict.GOOD) and _alike(ends, both):
-        return Endpoints(
-            status=EndpointStatus.BOTH_FAIL_ALIKE,
-            hint=f"every cell fails in the same way at both ends: {ends[both[0]][0].detail}",
-            remedy="That is the machine's or the environment's: `dsabisect doctor`, and the log of a cell, say more",
-            **found,
+    """Sort the columns by their verdicts at both ends. Columns that only one end has are untestable."""
+    at_bad = {o.column: o for o in bad}
+    ends: Ends = {o.column: (o, at_bad[o.column]) for o in good if o.column in at_bad}
+    lone = sorted({o.column for o in (*good, *bad)} - set(ends))
+    sorts: dict[str, list[Column]] = {kind: [] for kind in ("diverging", "steady", "broken", "mended", "untestable")}
+    for column, pair in ends.items():
+        for kind in _kinds(*pair):
+            sorts[kind].append(column)
+    sorts["untestable"] += lone
+    found = {kind: tuple(columns) for kind, columns in sorts.items()}
+    status = _status(ends, found)
+    hint, remedy = _told(status, ends, found)
+    return Endpoints(status=status, hint=hint, remedy=remedy, **found)
+
+
+def _kinds(old: Observation, new: Observation) -> tuple[str, ...]:
+    """Where a column belongs. Absent is good for "introduced", never for "mended", and no proof of anything alone."""
+    if Verdict.SKIP in (old.verdict, new.verdict) or old.reason is new.reason is Reason.ABSENT:
+        return ("untestable",)
+    if old.verdict is Verdict.BAD:
+        return ("broken", "mended") if _worked(new) else ("broken",)
+    return ("diverging",) if new.verdict is Verdict.BAD else ("steady",)
+
+
+def _worked(observation: Observation) -> bool:
+    return observation.verdict is Verdict.GOOD and observation.reason is not Reason.ABSENT
+
+
+def _status(ends: Ends, found: Mapping[str, tuple[Column, ...]]) -> EndpointStatus:
+    if found["diverging"]:
+        return EndpointStatus.SEARCHABLE
+    if found["broken"]:
+        nothing_worked = not any(_worked(o) for pair in ends.values() for o in pair)
+        alike = nothing_worked and _alike(ends, found["broken"])
+        return EndpointStatus.BOTH_FAIL_ALIKE if alike else EndpointStatus.GOOD_END_IS_BAD
+    return EndpointStatus.NOTHING_DIVERGES if found["steady"] else EndpointStatus.UNTESTABLE
+
+
+def _alike(ends: Ends, columns: Sequence[Column]) -> bool:
+    """Does every column fail at both ends with the same exception, crash or limit?"""
+    pairs = [ends[c] for c in columns]
+    return all(old.reason in FAILED and new.reason in FAILED and signature(old) == signature(new) for old, new in pairs)
+
+
+def _told(status: EndpointStatus, ends: Ends, found: Mapping[str, tuple[Column, ...]]) -> tuple[str, str]:
+    """Hint and remedy: one line each."""
+    broken, mended, untestable = found["broken"], found["mended"], found["untestable"]
+    if status is EndpointStatus.SEARCHABLE:
+        return (f"{_count(broken)} bad at the good end already, left out: {_some(broken)}" if broken else ""), ""
+    if status is EndpointStatus.BOTH_FAIL_ALIKE:
+        return (
+            f"every cell that could be run fails in the same way at both ends: {ends[broken[0]][0].detail}",
+            "That is the machine's or the environment's: `dsabisect doctor`, and the log of a cell, say more",
         )
-    if both or mended:
-        return Endpoints(
-            status=EndpointStatus.GOOD_END_IS_BAD,
-            hint=f"the good end is bad in {len(both) + len(mended)} columns: {_some((*both, *mended))}",
-            remedy="Give an older --good"
-            + (". Where the bad end is good again, swap the ends to find what mended it" if mended else ""),
-            **found,
+    if status is EndpointStatus.GOOD_END_IS_BAD:
+        swap = ". Where the bad end is good again, swap the ends to find what mended it" if mended else ""
+        hint = f"the good end is bad in {_count(broken)}: {_some(broken)}: {ends[broken[0]][0].detail}"
+        return hint, f"Give an older --good{swap}"
+    if status is EndpointStatus.NOTHING_DIVERGES:
+        rest = f"; {_count(untestable)} could not be tested at both" if untestable else ""
+        return (
+            f"neither end is bad in {_count(found['steady'])}{rest}",
+            "If CI is red, it is red for something that these cases do not show: try --suite full or another --path",
         )
-    if pick(Verdict.GOOD, Verdict.GOOD):
-        return Endpoints(
-            status=EndpointStatus.NOTHING_DIVERGES,
-            hint=f"both ends are good in {len(pick(Verdict.GOOD, Verdict.GOOD))} columns"
-            + (f"; {len(untestable)} could not be tested" if untestable else ""),
-            remedy="If CI is red, it is red for something that these cases do not show: try --suite full or another --path",
-            **found,
-        )
-    return Endpoints(
-        status=EndpointStatus.UNTESTABLE,
-        hint=f"no column could be tested at both ends: {_some(untestable)}: {_first_detail(ends)}",
-        remedy="Choose ends that build, or another --path",
-        **found,
+    return (
+        f"no column could be tested at both ends: {_some(untestable)}: {_first_detail(ends)}",
+        "Choose ends that build and have the path, or another --path",
     )
 
 
-def _alike(ends: Mapping[Column, tuple[Observation, Observation]], columns: Sequence[Column]) -> bool:
-    return all(g.reason in FAILED and signature(g) == signature(b) for g, b in (ends[c] for c in columns))
+def _count(columns: Sequence[Column]) -> str:
+    return f"{len(columns)} column{'s' if len(columns) != 1 else ''}"
 
 
 def _some(columns: Sequence[Column], count: int = 3) -> str:
@@ -188,15 +234,19 @@ def _some(columns: Sequence[Column], count: int = 3) -> str:
     return ", ".join(str(c) for c in columns[:count]) + more
 
 
-def _first_detail(ends: Mapping[Column, tuple[Observation, Observation]]) -> str:
-    return next((o.detail for pair in ends.values() for o in pair if o.verdict is Verdict.SKIP), "nothing was measured")
+def _first_detail(ends: Ends) -> str:
+    told = (o.detail or o.reason.value for pair in ends.values() for o in pair if not _worked(o))
+    return next(told, "nothing was measured")
 
 
 # ---- confirmation -------------------------------------------------------------------------------------------
 
 
 def confirmed(parent: Sequence[Observation], culprit: Sequence[Observation], sought: str) -> str | None:
-    """None when every run of the parent was good and every run of the culprit showed the sought failure, else why not."""
+    """None when every run of the parent was good and every run of the culprit showed the sought failure, else why not.
+
+    The runs are interleaved by the caller: P, C, P, C, from clean builds, at least two each.
+    """
     for run in parent:
         if run.verdict is not Verdict.GOOD:
             return f"the parent {run.sha[:9]} was {run.verdict.value} ({run.reason.value}) when run again: {run.detail}"

@@ -3,71 +3,158 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 SCHEMA_VERSION = 1
+Json = dict[str, Any]
+UNFINISHED: Json = {"status": "unfinished", "exit_code": None, "finished": None, "seconds": None}
+NO_RANGE: Json = {"changes": [], "relevant": [], "note": ""}
+NO_RUN: Json = {
+    "tool_version": "", "repo": "", "target": "", "good": "", "bad": "", "device": {"name": "", "arch": ""},
+    "paths": [], "suite": "", "environment": {}, "golden": {"root": "", "key": "", "cases": 0}, "command": [], "started": "",
+}  # fmt: skip
 
 
-def build(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """report.json (schema: report.schema.json beside this file) from the events of a run, in their order."""
-    of: dict[str, list[dict[str, Any]]] = {}
-    for event in events:
-        of.setdefault(event["event"], []).append({k: v for k, v in event.items() if k != "event"})
-    run = of.get("run", [{}])[0]
-    reach = of.get("range", [{"changes": [], "relevant": [], "note": ""}])[0]
-    observations, transitions = of.get("observation", []), of.get("transition", [])
-    end = of.get("end", [{"status": "unfinished", "exit_code": None, "finished": None, "seconds": None}])[-1]
-    advice = of.get("recommendation", [None])[-1]
-    return {
+def build(events: Sequence[Mapping[str, Any]]) -> Json:
+    """report.json (schema: report.schema.json beside this file) from the events of a run, in their order.
+
+    A resumed run concludes anew: transitions, advice and end count only from the last ``range`` event on.
+    """
+    of = _by_kind(events)
+    concluded = _by_kind(events[_last_range(events) :])
+    reach = of.get("range", [NO_RANGE])[-1]
+    observations, transitions = of.get("observation", []), concluded.get("transition", [])
+    advice = concluded.get("recommendation", [None])[-1]
+    end = concluded.get("end", [UNFINISHED])[-1]
+    run = {**NO_RUN, **of.get("run", [{}])[0]}
+    document = {
         "schema_version": SCHEMA_VERSION,
         "run": run,
         "range": {
             "commits": reach["changes"],
             "relevant": reach["relevant"],
             "evaluated": list(dict.fromkeys(o["sha"] for o in observations if o["timing"])),
-            "skipped": [s["sha"] for s in of.get("skip", [])],
+            "skipped": list(dict.fromkeys(s["sha"] for s in of.get("skip", []))),
             "note": reach["note"],
         },
         "observations": observations,
+        "endpoints": endpoints(observations, run["good"], run["bad"]),
         "transitions": transitions,
-        "first_diverging": first_diverging(reach["changes"], transitions, observations),
+        "first_diverging": first_diverging(reach["changes"], transitions, observations, advice),
         "recommendation": advice,
-        "notes": [note["text"] for note in of.get("note", [])],
+        "notes": list(dict.fromkeys(note["text"] for note in of.get("note", []))),
+        "timing": timing(observations),
         "status": end["status"],
         "exit_code": end["exit_code"],
         "finished": end["finished"],
         "seconds": end["seconds"],
     }
+    return {key: _plain(value) for key, value in document.items()}
+
+
+def _by_kind(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    of: dict[str, list[Any]] = {}
+    for event in events:
+        of.setdefault(event["event"], []).append({k: v for k, v in event.items() if k != "event"})
+    return of
+
+
+def _last_range(events: Sequence[Mapping[str, Any]]) -> int:
+    return max((at for at, event in enumerate(events) if event["event"] == "range"), default=0)
+
+
+def _plain(value: Any) -> Any:
+    """JSON that every reader takes: no NaN or infinity (they become words), no half of a surrogate pair."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+# ---- parts --------------------------------------------------------------------------------------------------
+
+
+def column_of(observation: Mapping[str, Any]) -> str:
+    return f"{observation['path']}/{observation['case']}"
+
+
+def endpoints(observations: Sequence[Mapping[str, Any]], good: str, bad: str) -> Json | None:
+    """What both ends said, by column; None when they were not both measured (`check`, or a run cut short)."""
+    measured = [o for o in observations if o["purpose"] == "endpoint"]
+    ends = [{column_of(o): o for o in measured if o["sha"] == sha} for sha in (good, bad)]
+    if not all(ends):
+        return None
+    sorts: dict[str, list[str]] = {"diverging": [], "bad_at_good_end": [], "untestable": []}
+    for column in sorted(set(ends[0]) | set(ends[1])):
+        old, new = (end[column]["verdict"] if column in end else "skip" for end in ends)
+        if "skip" in (old, new):
+            sorts["untestable"].append(column)
+        elif old == "bad":
+            sorts["bad_at_good_end"].append(column)
+        elif new == "bad":
+            sorts["diverging"].append(column)
+    return {"good": _counts(good, ends[0]), "bad": _counts(bad, ends[1]), **sorts}
+
+
+def _counts(sha: str, end: Mapping[str, Mapping[str, Any]]) -> Json:
+    kinds = ["absent" if o["reason"] == "absent" else o["verdict"] for o in end.values()]
+    return {"sha": sha, **{f"{kind}_cells": kinds.count(kind) for kind in ("good", "bad", "skip", "absent")}}
+
+
+def timing(observations: Sequence[Mapping[str, Any]]) -> Json:
+    """Cells that were measured, and seconds by part: checkout, build, start, kernels, compare, …"""
+    parts: dict[str, float] = {}
+    for observation in observations:
+        for part, seconds in observation["timing"].items():
+            parts[part] = parts.get(part, 0.0) + seconds
+    cells = sum(1 for o in observations if o["timing"])
+    return {"cells": cells, "seconds": {part: round(total, 6) for part, total in parts.items()}}
 
 
 def first_diverging(
-    changes: Sequence[Mapping[str, Any]], transitions: Sequence[Mapping[str, Any]], observations: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """The earliest single suspect; None when every transition is still a set."""
+    changes: Sequence[Mapping[str, Any]],
+    transitions: Sequence[Mapping[str, Any]],
+    observations: Sequence[Mapping[str, Any]],
+    advice: Mapping[str, Any] | None = None,
+) -> Json | None:
+    """The earliest change of verdict, None while that is still a set: a later single suspect is not the *first*.
+
+    What the advice is about comes first, so that the headline and the advice never speak of two changes.
+    """
     position = {change["id"]: at for at, change in enumerate(changes)}
-    single = [t for t in transitions if len(t["suspects"]) == 1 and t["kind"] in ("introduced", "exposed")]
-    if not single:
+    asked = set(advice["columns"]) if advice else set()
+    found = [t for t in transitions if t["kind"] in ("introduced", "exposed")]
+    found = [t for t in found if column_of(t) in asked] or found
+    if not found:
         return None
-    first = min(single, key=lambda t: (position.get(t["suspects"][0], 0), not t["confirmed"]))
+    first = min(found, key=lambda t: [position.get(sha, len(changes)) for sha in t["suspects"]])
+    if len(first["suspects"]) != 1 or first["suspects"][0] not in position:
+        return None
     sha = first["suspects"][0]
-    at = position.get(sha, 0)
-    change = changes[at]
-    shown = [o for o in observations if o["sha"] == sha and o["path"] == first["path"] and o["case"] == first["case"]]
+    same = [t for t in found if t["suspects"] == first["suspects"]]
+    shown = [o for o in observations if o["sha"] == sha and column_of(o) == column_of(first)]
+    change, at = changes[position[sha]], position[sha]
     return {
         "sha": sha,
         "title": change["title"],
         "author": change["author"],
         "date": change["date"],
         "parent": changes[at - 1]["id"] if at else "",
-        "column": f"{first['path']}/{first['case']}",
-        "columns": [f"{t['path']}/{t['case']}" for t in single if t["suspects"][0] == sha],
+        "column": column_of(first),
+        "columns": [column_of(t) for t in same],
         "reason": shown[-1]["reason"] if shown else "",
         "detail": shown[-1]["detail"] if shown else "",
-        "confirmed": all(t["confirmed"] for t in single if t["suspects"][0] == sha),
+        "confirmed": all(t["confirmed"] for t in same),
     }
 
 
 def dumps(report: Mapping[str, Any]) -> str:
     """Canonical text: sorted keys, two spaces, a newline at the end."""
-    return json.dumps(report, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(report, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

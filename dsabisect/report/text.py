@@ -1,137 +1,243 @@
-"""The report for a terminal: the answer in the first lines, then what it rests on. 80 to 100 columns, no colour."""
+"""The report for a terminal: the answer in the first five lines, then what it rests on. 80 columns, no colour.
+
+Every word that comes from elsewhere (titles, authors, messages of candidates, paths) passes through :func:`plain`.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-WIDTH = 96
-MARK = {"good": ".", "bad": "X", "skip": "?"}
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+from dsabisect.report.build import column_of
+
+WIDTH = 80
+LEAD = 10  # columns of the words at the left
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~])", re.S)
+UNSEEN = re.compile(  # control characters, what turns or hides text, halves of surrogate pairs
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+TELLING = ("rope", "mode", "layout", "deep_gemm", "arch", "heads", "next_n", "lens", "scale", "graph", "page", "data")
+Report = Mapping[str, Any]
+Facets = Mapping[str, Mapping[str, Any]]  # column → facets of its cells
+Row = Mapping[str, Mapping[str, Any]]  # column → observation
 
 
-def plain(text: str, limit: int = 200) -> str:
-    """Foreign text on one line, without anything that a terminal obeys."""
-    one = " ".join(CONTROL.sub(" ", str(text)).split())
+def plain(text: object, limit: int = 200) -> str:
+    """Foreign text on one line, without anything that a terminal obeys or an eye cannot see."""
+    one = " ".join(UNSEEN.sub(" ", ESCAPES.sub(" ", str(text))).split())
     return one if len(one) <= limit else one[: limit - 1] + "…"
 
 
-def render(report: Mapping[str, Any]) -> str:
-    blocks = [headline(report), advice(report), because(report), matrix(report), footer(report)]
+def render(report: Report) -> str:
+    blocks = [headline(report), because(report), matrix(report), footer(report)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def headline(report: Mapping[str, Any]) -> list[str]:
+# ---- the answer ---------------------------------------------------------------------------------------------
+
+
+def headline(report: Report) -> list[str]:
+    """Change, divergence, advice, confirmation: five lines when there is a culprit."""
     first = report["first_diverging"]
     if first is None:
-        return [*_wrapped("", f"RESULT  {report['status']}"), *_suspects(report)]
-    name = "FIRST DIVERGING CHANGE" if first["confirmed"] else "SUSPECT (not confirmed)"
+        said = _wrapped("RESULT", f"{report['status']}{_exit(report)}")
+        return [*said, *_suspects(report), *_advice(report), *_bad_cells(report)]
+    who = f"{plain(first['author'], 40)}, {first['date'][:10]}, parent {first['parent'][:9]}"
     return [
-        f"{name}  {first['sha'][:9]}  {plain(first['title'], 110)}",
-        f"  by {plain(first['author'], 60)}, {first['date'][:10]}, parent {first['parent'][:9]}",
-        *_wrapped("  ", f"in {len(first['columns'])} columns, such as {first['column']}: {first['reason']}"),
-        *_wrapped("  ", first["detail"]),
-        *([f"  confirmed: {confirmation(report, first)}"] if first["confirmed"] else []),
+        _cut(_lead("CULPRIT" if first["confirmed"] else "SUSPECT") + f"{first['sha'][:9]} {plain(first['title'])}"),
+        _cut(" " * LEAD + who),
+        _cut(_lead("DIVERGES") + diverges(report, first)),
+        *_advice(report),
+        *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", _confirmed(report, first)),
     ]
 
 
-def _suspects(report: Mapping[str, Any]) -> list[str]:
+def _exit(report: Report) -> str:
+    return "" if report["exit_code"] is None else f" (exit code {report['exit_code']})"
+
+
+def _confirmed(report: Report, first: Mapping[str, Any]) -> str:
+    runs = confirmation(report, first)
+    if first["confirmed"]:
+        return f"{runs}; clean builds"
+    return f"confirmed: {runs}; see the notes" if runs else "confirmed: it was not run again beside its parent"
+
+
+def diverges(report: Report, first: Mapping[str, Any]) -> str:
+    """`fused: 8 of 16 cells: end_to_end diff: row 2: 0.362 > 0.00304 allowed`"""
+    row = _rows(report["observations"]).get(first["sha"], {})
+    path = first["column"].partition("/")[0]
+    mine = [column for column, o in row.items() if o["path"] == path and o["reason"] != "absent"]
+    bad = [column for column in first["columns"] if column.partition("/")[0] == path]
+    return f"{path}, {len(bad)} of {len(mine)} cells: {plain(first['detail'] or first['reason'])}"
+
+
+def confirmation(report: Report, first: Mapping[str, Any]) -> str:
+    """`parent good, culprit bad, parent good, culprit bad`, as it was measured."""
+    runs = [o for o in report["observations"] if o["purpose"] == "confirm" and column_of(o) == first["column"]]
+    who = {first["sha"]: "culprit", first["parent"]: "parent"}
+    return ", ".join(f"{who[o['sha']]} {o['verdict']}" for o in runs if o["sha"] in who)
+
+
+def _suspects(report: Report) -> list[str]:
     sets = {tuple(t["suspects"]) for t in report["transitions"] if len(t["suspects"]) > 1}
     titles = {c["id"]: c["title"] for c in report["range"]["commits"]}
     lines = []
     for suspects in sorted(sets):
-        lines.append(f"one of {len(suspects)} commits:")
-        lines += [f"  {sha[:9]}  {plain(titles.get(sha, ''), 80)}" for sha in suspects[:20]]
+        lines.append(_lead("SUSPECTS") + f"one of {len(suspects)} commits:")
+        lines += [_cut(f"{' ' * LEAD}{sha[:9]} {plain(titles.get(sha, ''))}") for sha in suspects[:20]]
+        lines += [f"{' ' * LEAD}and {len(suspects) - 20} more: see report.json"] if len(suspects) > 20 else []
     return lines
 
 
-def confirmation(report: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """`parent good, culprit bad, parent good, culprit bad (clean builds)`, as it was measured."""
-    runs = [o for o in report["observations"] if o["purpose"] == "confirm" and f"{o['path']}/{o['case']}" == first["column"]]
-    who = {first["sha"]: "culprit", first["parent"]: "parent"}
-    return ", ".join(f"{who.get(o['sha'], o['sha'][:9])} {o['verdict']}" for o in runs) + " (clean builds)"
+def _bad_cells(report: Report) -> list[str]:
+    """For `check`: what is bad at the one commit that was measured."""
+    shas = [o["sha"] for o in report["observations"]]
+    row = _rows(report["observations"])[shas[-1]] if len(set(shas)) == 1 else {}
+    bad = [o for o in row.values() if o["verdict"] == "bad"]
+    lines = [line for o in bad[:3] for line in _wrapped("BAD", f"{column_of(o)}: {o['detail'] or o['reason']}")]
+    return lines + ([f"{' ' * LEAD}and {len(bad) - 3} more: see report.json"] if len(bad) > 3 else [])
 
 
-def advice(report: Mapping[str, Any]) -> list[str]:
+def _advice(report: Report) -> list[str]:
     given = report["recommendation"]
-    if not given or given["action"] == "none":
-        return []
-    gate = given["gate"]
-    lines = [f"ADVICE  {advice_line(given)}"]
-    if gate and given["action"] == "gate":
-        lines += [f"  switch     {gate['switch']}"]
-        lines += [f"  stays on   {text}" for text in gate["stays_on"]] + [f"  goes off   {text}" for text in gate["goes_off"]]
-    return lines
+    return _wrapped("ADVICE", advice_line(given)) if given and given["action"] != "none" else []
 
 
 def advice_line(given: Mapping[str, Any]) -> str:
-    """`GATE on rope = neox`, `REVERT 13852d3f3`, …"""
-    action, gate = given["action"], given["gate"]
+    """`GATE on rope = neox · off: fused for rope = neox · on: … · switch …`, `REVERT 13852d3f3`, …"""
+    action, gate, change = given["action"], given["gate"], given["change"][:9]
     if action == "gate":
-        return "GATE on " + " and ".join(f"{k} = {v}" for k, v in gate["predicate"].items()) + f"  ({given['change'][:9]})"
+        on, off = (_values(gate["predicate"], gate[side]) for side in ("stays_on", "goes_off"))
+        return f"GATE on {condition(gate['predicate'])} · stays on: {on} · goes off: {off}"
     if action == "revert_hunk":
-        return f"REVERT ONE HUNK of {given['change'][:9]}"
-    return f"{action.upper()} {given['change'][:9]}".rstrip()
+        return f"REVERT ONE HUNK of {change}"
+    return f"{action.upper()} {change}".rstrip()
 
 
-def because(report: Mapping[str, Any]) -> list[str]:
-    given = report["recommendation"] or {"because": [], "missing": []}
-    lines = [line for text in given["because"] for line in _wrapped("  - ", text)]
-    lines += [line for text in given["missing"] for line in _wrapped("  not known: ", text)]
-    return lines
+def _values(predicate: Mapping[str, Any], sides: Sequence[str]) -> str:
+    """`interleaved` for `fused for rope = interleaved`, when rope is all that the gate asks about."""
+    before = f" for {next(iter(predicate))} = " if len(predicate) == 1 else ""
+    shown = [side.rpartition(before)[2] if before else side for side in sides]
+    return ", ".join(map(plain, shown)) or "nothing"
 
 
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(plain(text, 900), WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead)) if text else []
+def condition(predicate: Mapping[str, Any]) -> str:
+    """`rope = neox and arch in {sm100, sm120}`"""
+    return " and ".join(
+        f"{name} in {{{', '.join(map(plain, value))}}}" if isinstance(value, list) else f"{name} = {plain(value)}"
+        for name, value in predicate.items()
+    )
+
+
+def because(report: Report) -> list[str]:
+    """The reasons, the switch of a gate with what it would leave on, and what is still missing."""
+    given = report["recommendation"]
+    if not given:
+        return []
+    gate = given["gate"]
+    lines = [line for text in given["because"] for line in _wrapped("", text, first="  - ")]
+    if gate and given["action"] == "gate":
+        lines += _wrapped("", f"{gate['switch']}", first="  - the switch: ")
+    return lines + [line for text in given["missing"] for line in _wrapped("", text, first="  missing: ")]
+
+
+# ---- lines --------------------------------------------------------------------------------------------------
+
+
+def _lead(word: str) -> str:
+    return f"{word:<{LEAD}}"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
+def _wrapped(word: str, text: str, first: str = "") -> list[str]:
+    lead = first or _lead(word)
+    rest = " " * min(len(lead), LEAD)
+    return textwrap.wrap(plain(text, 900), WIDTH, initial_indent=lead, subsequent_indent=rest, break_on_hyphens=False)
 
 
 # ---- matrix -------------------------------------------------------------------------------------------------
 
 
-def groups(report: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Columns by path and by the facets that tell them apart most: the rows of the matrix would be too wide otherwise."""
-    found: dict[str, list[str]] = {}
-    for o in report["observations"]:
-        key = " ".join([o["path"], *(str(o["facets"][f]) for f in ("rope", "mode", "layout") if f in o["facets"])])
-        found.setdefault(key, [])
-        column = f"{o['path']}/{o['case']}"
-        if column not in found[key]:
-            found[key].append(column)
-    return found
-
-
-def matrix(report: Mapping[str, Any]) -> list[str]:
-    """Measured commits down, groups of columns across."""
-    rows = _by_commit(report["observations"])
-    named = groups(report)
-    if not rows or not named:
-        return []
-    titles = {c["id"]: c["title"] for c in report["range"]["commits"]}
+def matrix(report: Report) -> list[str]:
+    """Measured commits down, groups of columns across; columns that always agree share a group."""
+    rows = _rows(report["observations"])
     order = [c["id"] for c in report["range"]["commits"] if c["id"] in rows]
+    if not order:
+        return []
+    named = groups(report)
     letters = [_letter(i) for i in range(len(named))]
-    lines = [f"{letter} = {key} ({len(columns)})" for letter, (key, columns) in zip(letters, named.items(), strict=True)]
-    lines += ["", f"{'commit':<10} {' '.join(f'{x:<2}' for x in letters)}  . good  X bad  ? untestable  - absent"]
+    titles = {c["id"]: c["title"] for c in report["range"]["commits"]}
+    lines = [_cut(f"{letter:<2} {key} ({len(cs)})") for letter, (key, cs) in zip(letters, named.items(), strict=True)]
+    legend = ". good  X bad  x some bad  ? untestable  - absent"
+    lines += ["", _cut(f"{'commit':<9}  {' '.join(f'{x:<2}' for x in letters)} {legend}")]
     for sha in order:
-        cells = " ".join(f"{_cell(rows[sha], columns):<2}" for columns in named.values())
-        lines.append(f"{sha[:9]:<10} {cells}  {plain(titles[sha], max(20, WIDTH - 14 - 3 * len(letters)))}")
+        cells = " ".join(f"{_mark(rows[sha], columns):<2}" for columns in named.values())
+        lines.append(_cut(f"{sha[:9]}  {cells} {plain(titles[sha])}").rstrip())
     return lines
+
+
+def groups(report: Report) -> dict[str, list[str]]:
+    """Name → columns. A path is split by facets only as far as its columns disagree at some commit."""
+    rows = list(_rows(report["observations"]).values())
+    facets = {column: o["facets"] for row in rows for column, o in row.items()}
+    paths: dict[str, list[str]] = {}
+    for column in facets:
+        paths.setdefault(column.partition("/")[0], []).append(column)
+    parts = [_split(path, columns, facets, rows, TELLING) for path, columns in paths.items()]
+    return {name: columns for part in parts for name, columns in part}
+
+
+def _split(
+    name: str, columns: list[str], facets: Facets, rows: Sequence[Row], left: Sequence[str]
+) -> Iterable[tuple[str, list[str]]]:
+    """The group itself when its columns agree, else its parts by the facet that leaves least disagreement."""
+    if not _disagreements(columns, rows):
+        return [(name, columns)]
+    trials = [(facet, _by_facet(columns, facets, facet)) for facet in left]
+    trials = [(facet, parts) for facet, parts in trials if len(parts) > 1]
+    if not trials:
+        return [(name, columns)]
+    facet, parts = min(trials, key=lambda trial: sum(_disagreements(part, rows) for part in trial[1].values()))
+    rest = [other for other in left if other != facet]
+    return [
+        group
+        for value, part in parts.items()
+        for group in _split(f"{name} {facet}={plain(value)}", part, facets, rows, rest)
+    ]
+
+
+def _by_facet(columns: Sequence[str], facets: Facets, facet: str) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    for column in columns:
+        parts.setdefault(str(facets[column].get(facet, "any")), []).append(column)
+    return parts
+
+
+def _disagreements(columns: Sequence[str], rows: Sequence[Row]) -> int:
+    """At how many commits columns of the group have different marks."""
+    return sum(len({_mark(row, [c]) for c in columns if c in row}) > 1 for row in rows)
 
 
 def _letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"{chr(ord('A') + index // 26 - 1)}{chr(ord('A') + index % 26)}"
 
 
-def _by_commit(observations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+def _rows(observations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """sha → column → its last observation."""
     rows: dict[str, dict[str, Mapping[str, Any]]] = {}
     for o in observations:
-        rows.setdefault(o["sha"], {})[f"{o['path']}/{o['case']}"] = o
+        rows.setdefault(o["sha"], {})[column_of(o)] = o
     return rows
 
 
-def _cell(row: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:
+def _mark(row: Row, columns: Sequence[str]) -> str:
     seen = [row[c] for c in columns if c in row]
     if not seen:
         return " "
@@ -142,18 +248,34 @@ def _cell(row: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:
     return "." if any(o["verdict"] == "good" for o in seen) else "?"
 
 
-def footer(report: Mapping[str, Any]) -> list[str]:
+# ---- footer -------------------------------------------------------------------------------------------------
+
+
+def footer(report: Report) -> list[str]:
+    """Counts, notes, where the logs are, commands that show it again."""
     run, reach = report["run"], report["range"]
-    cells = sum(1 for o in report["observations"] if o["timing"])
-    lines = [
-        f"{max(0, len(reach['commits']) - 1)} commits in range, {len(reach['relevant'])} touch what matters, "
-        f"{len(reach['evaluated'])} measured, {cells} cells, {report['seconds']} s, {run['device']['arch']} ({run['device']['name']})"
-    ]
-    lines += [line for note in report["notes"] for line in _wrapped("note: ", note)]
+    took = "" if report["seconds"] is None else f", {report['seconds']:.0f} s"
+    counts = (
+        f"{max(0, len(reach['commits']) - 1)} commits in range, {len(reach['relevant'])} touch what matters,"
+        f" {len(reach['evaluated'])} measured, {report['timing']['cells']} cells{took},"
+        f" on {run['device']['name']} ({run['device']['arch']})"
+    )
+    lines = textwrap.wrap(plain(counts), WIDTH)
+    lines += [line for note in report["notes"] for line in _wrapped("note", note)]
     first = report["first_diverging"]
-    if first:
-        path, case = first["column"].split("/", 1)
-        words = ["dsabisect", "check", first["sha"][:12], "--repo", run["repo"], "--target", run["target"], "--path", path,
-                 "--case", case, "--suite", run["suite"], "--device", run["device"]["name"]]  # fmt: skip
-        lines.append("see it again: " + shlex.join(words))
-    return lines
+    if first is None:
+        return lines
+    shown = _rows(report["observations"]).get(first["sha"], {}).get(first["column"])
+    if shown and shown["log"]:
+        lines.append(_lead("log") + f"logs/{plain(shown['log'])} in the run folder")
+    lines.append("see it again (good, then bad):")
+    return lines + [f"  {again(report, sha)}" for sha in (first["parent"], first["sha"]) if sha]
+
+
+def again(report: Report, sha: str) -> str:
+    """The command that measures the headline's column at ``sha``. Never wrapped, so that it can be copied."""
+    run = report["run"]
+    path, _, case = report["first_diverging"]["column"].partition("/")
+    words = ["dsabisect", "check", sha[:12], "--repo", run["repo"], "--target", run["target"], "--path", path,
+             "--case", case, "--suite", run["suite"], "--device", run["device"]["name"]]  # fmt: skip
+    return shlex.join(plain(word, 4096) for word in words)

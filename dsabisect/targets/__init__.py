@@ -53,6 +53,7 @@ class Target(Protocol):
     RELEVANT: tuple[str, ...]  # git pathspecs: a commit that touches none of them cannot change the answer
     CHECKOUT: tuple[str, ...]  # folders and files that a checkout needs; () = everything
     SUBMODULES: tuple[str, ...]  # submodule paths that a build needs
+    JIT_SOURCES: tuple[str, ...]  # git pathspecs that decide what is compiled at run time; () = all of RELEVANT
 
     def supports(self, path: PathSpec, case: Case, device: Device) -> str | None:
         """None when the cell can run, else one line that says why it cannot."""
@@ -109,7 +110,7 @@ def conformance(target: Any) -> list[str]:
     faults = []
     for name, kind in (
         ("NAME", str), ("TITLE", str), ("PROBE", str), ("PATHS", tuple), ("DEFAULT_PATHS", tuple),
-        ("RELEVANT", tuple), ("CHECKOUT", tuple), ("SUBMODULES", tuple),
+        ("RELEVANT", tuple), ("CHECKOUT", tuple), ("SUBMODULES", tuple), ("JIT_SOURCES", tuple),
     ):  # fmt: skip
         if not isinstance(getattr(target, name, None), kind):
             faults.append(f"{name} is missing or not a {kind.__name__}")

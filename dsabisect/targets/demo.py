@@ -45,6 +45,7 @@ DEFAULT_PATHS = ("split", "fused", "expanded", "native", "ragged", "default")
 RELEVANT = ("miniindexer",)
 CHECKOUT = ("miniindexer",)
 SUBMODULES: tuple[str, ...] = ()
+JIT_SOURCES: tuple[str, ...] = ()
 
 STAGE_OF = {
     "split": Stage.END_TO_END, "fused": Stage.END_TO_END, "default": Stage.END_TO_END,
