@@ -44,21 +44,69 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options shared by run and check."""
     options = (
-        click.option("--repo", type=click.Path(path_type=Path), default=".", show_default=True, help="Repository to read; never changed."),
-        click.option("--target", "target", required=True, help="What kind of repository it is: see `dsabisect targets`."),
-        click.option("--path", "paths", multiple=True, help="Path to measure; may be repeated. Default: the target's own choice."),
-        click.option("--case", "cases", multiple=True, help="Case id or its beginning; may be repeated. Default: the whole suite."),
+        click.option(
+            "--repo",
+            type=click.Path(path_type=Path),
+            default=".",
+            show_default=True,
+            help="Repository to read; never changed.",
+        ),
+        click.option(
+            "--target", "target", required=True, help="What kind of repository it is: see `dsabisect targets`."
+        ),
+        click.option(
+            "--path", "paths", multiple=True, help="Path to measure; may be repeated. Default: the target's own choice."
+        ),
+        click.option(
+            "--case",
+            "cases",
+            multiple=True,
+            help="Case id or its beginning; may be repeated. Default: the whole suite.",
+        ),
         click.option("--suite", default="default", show_default=True, help="smoke, default or full."),
         click.option("--device", default="cpu", show_default=True, help="cpu or cuda:N."),
         click.option("--golden", type=click.Path(path_type=Path), help="Folder of the golden set."),
-        click.option("--out", type=click.Path(path_type=Path), help="Run folder. Default: dsabisect-runs/ below the current folder."),
-        click.option("--build-env", "build_env", multiple=True, callback=pairs, metavar="K=V", help="Variable for builds and candidates, such as CC=/usr/bin/gcc."),
-        click.option("--submodule", "submodules", multiple=True, callback=pairs, metavar="NAME=PATH", help="Folder or repository that holds a submodule's files."),
-        click.option("--python", "interpreter", default=sys.executable, help="Interpreter for candidates. Default: this one."),
-        click.option("--cell-seconds", type=click.FloatRange(min=0.1), default=120.0, show_default=True, help="Time limit of one cell."),
-        click.option("--memory", "memory_gib", type=click.FloatRange(min=0.1), default=8.0, show_default=True, help="Memory limit of a candidate, GiB."),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            help="Run folder. Default: dsabisect-runs/ below the current folder.",
+        ),
+        click.option(
+            "--build-env",
+            "build_env",
+            multiple=True,
+            callback=pairs,
+            metavar="K=V",
+            help="Variable for builds and candidates, such as CC=/usr/bin/gcc.",
+        ),
+        click.option(
+            "--submodule",
+            "submodules",
+            multiple=True,
+            callback=pairs,
+            metavar="NAME=PATH",
+            help="Folder or repository that holds a submodule's files.",
+        ),
+        click.option(
+            "--python", "interpreter", default=sys.executable, help="Interpreter for candidates. Default: this one."
+        ),
+        click.option(
+            "--cell-seconds",
+            type=click.FloatRange(min=0.1),
+            default=120.0,
+            show_default=True,
+            help="Time limit of one cell.",
+        ),
+        click.option(
+            "--memory",
+            "memory_gib",
+            type=click.FloatRange(min=0.1),
+            default=8.0,
+            show_default=True,
+            help="Memory limit of a candidate, GiB.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-    )  # fmt: skip
+    )
     for option in reversed(options):
         command = option(command)
     return command
@@ -94,7 +142,13 @@ def cli() -> None:
 @click.option("--skip", multiple=True, metavar="REV", help="Commit that cannot be tested; may be repeated.")
 @click.option("--max-evals", type=click.IntRange(min=2), help="Stop after so many commits were measured.")
 @click.option("--max-minutes", type=click.FloatRange(min=0), help="Stop after so many minutes.")
-@click.option("--jobs", type=click.IntRange(min=1), default=max(1, (os.cpu_count() or 1) // 4), show_default="cores / 4", help="Checkouts and builds at a time.")  # fmt: skip
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=max(1, (os.cpu_count() or 1) // 4),
+    show_default="cores / 4",
+    help="Checkouts and builds at a time.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 def run(as_json: bool, **given: Any) -> None:
     """Find the first diverging change between two commits."""
@@ -212,7 +266,9 @@ def list_cases(suite: str, target_name: str | None, device_name: str, arch: str,
         facets = " ".join(f"{k}={v}" for k, v in case.facets.items())
         takes = ""
         if target is not None:
-            takes = "  <- " + (" ".join(p.name for p in target.PATHS if target.supports(p, case, device) is None) or "none")
+            takes = "  <- " + (
+                " ".join(p.name for p in target.PATHS if target.supports(p, case, device) is None) or "none"
+            )
         click.echo(f"{case.id:<44} {case.stage.value:<10} {facets}{takes}")
 
 

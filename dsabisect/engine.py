@@ -18,8 +18,19 @@ import dsabisect
 from dsabisect import targets
 from dsabisect.errors import EnvironmentFault, Interrupted, RepositoryError, UsageError
 from dsabisect.model import (
-    Action, Change, Column, Device, Limits, Observation, Outcome, PathSpec, Recommendation, Transition,
-    TransitionKind, Verdict, to_json,
+    Action,
+    Change,
+    Column,
+    Device,
+    Limits,
+    Observation,
+    Outcome,
+    PathSpec,
+    Recommendation,
+    Transition,
+    TransitionKind,
+    Verdict,
+    to_json,
 )  # fmt: skip
 from dsabisect.outside import store
 from dsabisect.outside.gitrepo import GitRepo, History
@@ -120,7 +131,9 @@ def choose_paths(target: Any, asked: Sequence[str]) -> dict[str, PathSpec]:
     names = tuple(dict.fromkeys(asked or target.DEFAULT_PATHS))
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"unknown path {unknown[0]!r}", where=f"target {target.NAME}", remedy=f"Known: {', '.join(known)}")
+        raise UsageError(
+            f"unknown path {unknown[0]!r}", where=f"target {target.NAME}", remedy=f"Known: {', '.join(known)}"
+        )
     return {name: known[name] for name in names}
 
 
@@ -442,7 +455,9 @@ def _take(seen: Seen, position: int, observation: Observation) -> None:
 # ---- conclusion --------------------------------------------------------------------------------------------
 
 
-def _conclude(session: Session, history: History, axis: Sequence[Change], seen: Mapping[Column, Seen]) -> tuple[str, int]:
+def _conclude(
+    session: Session, history: History, axis: Sequence[Change], seen: Mapping[Column, Seen]
+) -> tuple[str, int]:
     """Group columns by their suspects, confirm each single suspect, then advise on the first."""
     groups: dict[tuple[int, ...], list[Column]] = {}
     for column, s in seen.items():
@@ -508,9 +523,7 @@ def _confirm(
     session.evaluated |= {parent.id, culprit.id}
     held = True
     for column in columns:
-        of = {
-            sha: [next(o for o in turn if o.column == column) for turn in turns] for sha, turns in runs.items()
-        }
+        of = {sha: [next(o for o in turn if o.column == column) for turn in turns] for sha, turns in runs.items()}
         answer = judge.confirmed(of[parent.id], of[culprit.id], seen[column].sought)
         if answer is not None:
             session.note(f"{column}: not confirmed: {answer}")
@@ -554,6 +567,8 @@ def _recommend(
         forced_unchanged=_forced_unchanged(session, confirmation),
         context=_context(session, history, culprit),
         known_notes=frozenset(note for o in confirmation.parent for note in o.notes),
+        defaults=tuple(name for name, path in evaluator.paths.items() if path.default_selection),
+        before=confirmation.parent,
     )
     session.journal.append("recommendation", {**to_json(recommendation), "columns": [str(c) for c in columns]})
 
@@ -562,11 +577,21 @@ def _flips(session: Session, culprit: Change) -> tuple[str, ...]:
     """Lines of the culprit's patch that move the default of a known switch."""
     evaluator = session.evaluator
     switches = {evaluator.target.gate_switch(p) for p in evaluator.target.PATHS} - {""}
-    lines = [line for line in evaluator.repo.patch(culprit.id).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    lines = [
+        line
+        for line in evaluator.repo.patch(culprit.id).splitlines()
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
     removed = {line[1:].strip() for line in lines if line[0] == "-"}
     added = {line[1:].strip() for line in lines if line[0] == "+"}
     return tuple(
-        sorted(f"{old} → {new}" for switch in switches for old in removed for new in added if switch in old and switch in new)
+        sorted(
+            f"{old} → {new}"
+            for switch in switches
+            for old in removed
+            for new in added
+            if switch in old and switch in new
+        )
     )
 
 
@@ -580,8 +605,6 @@ def _context(session: Session, history: History, culprit: Change) -> tuple[str, 
     lines += [f"relanded by {c.short} {c.title}" for c in relands.values()]
     lines += [f"the change itself moves a threshold: {edit}" for edit in advise.threshold_edits(repo.patch(culprit.id))]
     return tuple(lines)
-
-
 
 
 def _tips(repo: GitRepo, history: History) -> tuple[str, ...]:

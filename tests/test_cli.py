@@ -18,9 +18,16 @@ from dsabisect.targets import demo
 DSABISECT = (sys.executable, "-m", "dsabisect")
 
 
-def call(*args: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def call(
+    *args: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DSABISECT, *map(str, args)], cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
+        [*DSABISECT, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
 
 
@@ -44,8 +51,8 @@ def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> N
 
 def run_args(history: demo.DemoHistory, **changed: str | Path) -> list[str]:
     options = {
-        "repo": history.path, "target": "demo", "good": history.story2_good, "bad": history.story2_bad, "suite": "smoke",
-        "path": "fused", **changed,
+        "repo": history.path, "target": "demo", "good": history.story2_good, "bad": history.story2_bad,
+        "suite": "smoke", "path": "fused", **changed,
     }  # fmt: skip
     return [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
@@ -106,7 +113,11 @@ def test_golden_folder_tampered(sandbox: Path, history: demo.DemoHistory) -> Non
     data = bytearray(blob.read_bytes())
     data[-5] ^= 1
     blob.write_bytes(data)
-    fails(call("check", history.tip, "--repo", history.path, "--target", "demo", "--golden", copy, cwd=sandbox), 128, blob.name)
+    fails(
+        call("check", history.tip, "--repo", history.path, "--target", "demo", "--golden", copy, cwd=sandbox),
+        128,
+        blob.name,
+    )
 
 
 def test_unwritable_out(sandbox: Path, history: demo.DemoHistory) -> None:
@@ -141,7 +152,20 @@ def test_git_bisect_run_agrees_and_leaves_the_repository_alone(sandbox: Path, hi
     script.chmod(0o755)
     done = subprocess.run([*git, "bisect", "run", str(script)], cwd=clone, capture_output=True, text=True, timeout=300)
     assert f"{history.culprit2} is the first bad commit" in done.stdout, done.stdout + done.stderr
-    broken = ["git", "-C", str(clone), "bisect", "run", *DSABISECT, "check", "HEAD", "--target", "demo", "--golden", "/none"]
+    broken = [
+        "git",
+        "-C",
+        str(clone),
+        "bisect",
+        "run",
+        *DSABISECT,
+        "check",
+        "HEAD",
+        "--target",
+        "demo",
+        "--golden",
+        "/none",
+    ]
     subprocess.run([*git, "bisect", "reset"], check=True, capture_output=True)
     subprocess.run([*git, "bisect", "start", history.story2_bad, history.story2_good], check=True, capture_output=True)
     aborted = subprocess.run(broken, cwd=clone, capture_output=True, text=True, timeout=300)

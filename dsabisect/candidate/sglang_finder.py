@@ -20,20 +20,23 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from dsabisect.candidate.probes import BlockedImport, HarnessFault
+import torch
+
+from dsabisect.candidate.probes import BlockedImport, HarnessFault, NotExercised
 
 ROOTS = ("sglang", "sgl_kernel", "flashinfer", "aiter")
 # packages whose own __init__ is not run
 BARE = (
     "sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.attention", "sglang.srt.layers.attention.dsa",
     "sglang.srt.layers.attention.nsa", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.attention",
-    "sglang.kernels.ops.attention.dsa", "sglang.jit_kernel",
+    "sglang.kernels.ops.attention.dsa", "sglang.jit_kernel", "sglang.srt.layers.attention.triton_ops",
 )  # fmt: skip
 # executed for real, with everything below them
 REAL = (
     "sglang.srt.layers.attention.dsa", "sglang.srt.layers.attention.dsa_backend", "sglang.srt.layers.attention.nsa",
     "sglang.srt.layers.attention.nsa_backend", "sglang.srt.environ", "sglang.jit_kernel",
-    "sglang.kernels.ops.attention.dsa",
+    "sglang.kernels.ops.attention.dsa", "sglang.kernels.ops.attention.dsa_metadata",
+    "sglang.srt.layers.attention.triton_ops.dsa_metadata",
 )  # fmt: skip
 # of those, what neither indexer nor metadata computes with, and what drags in packages of its own
 NOT_REAL = (
@@ -47,6 +50,10 @@ LISTED = 80  # names in stood_in
 
 class MissingSurrounding(HarnessFault, AttributeError):
     """The candidate reads an attribute that our surroundings do not have. ``hasattr`` and ``getattr`` may ask."""
+
+
+class NeedsGpu(NotExercised, ImportError):
+    """A module that compiles CUDA kernels was imported on a CPU. Code that asks whether it is there gets a no."""
 
 
 class Record:
@@ -88,6 +95,8 @@ class StandIn:
         self._record.misused(self._name, f"a place to keep {name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+            self._record.misused(self._name, "a function of tensors")  # it may be one that fills its arguments
         if QUESTION.match(self._name.rpartition(".")[2]):
             self._record.noes.add(self._name)
             return False
@@ -194,7 +203,8 @@ class Finder:
     """Decides for every import below :data:`ROOTS`, and blocks what is to be missing.
 
     ``honest``: module name → names that our surroundings really implement. ``blocked``: modules that raise
-    :class:`BlockedImport`. ``instead``: modules that are replaced as a whole (an honest torch version of a kernel file).
+    :class:`BlockedImport`; ``gpu_only``: packages whose import means that something needs a GPU. ``instead``: modules
+    that are replaced as a whole (an honest torch version of a kernel file).
     """
 
     def __init__(
@@ -204,14 +214,17 @@ class Finder:
         record: Record,
         *,
         blocked: Iterable[str] = (),
+        gpu_only: Iterable[str] = (),
         instead: Iterable[str] = (),
     ) -> None:
         self.python = Path(os.path.realpath(checkout)) / "python"
         self.honest, self.record = honest, record
-        self.blocked, self.instead = frozenset(blocked), frozenset(instead)
+        self.blocked, self.gpu_only, self.instead = frozenset(blocked), frozenset(gpu_only), frozenset(instead)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         root = name.partition(".")[0]
+        if root in self.gpu_only:
+            raise NeedsGpu(f"a CUDA kernel is compiled here ({name}): it needs a GPU")
         if root in self.blocked or name in self.blocked:
             raise BlockedImport(f"No module named {name!r} (blocked on purpose)", name=name)
         if root not in ROOTS and name not in self.instead:
@@ -238,7 +251,7 @@ class Finder:
     def install(self) -> None:
         """Come first in sys.meta_path, alone of our kind, and forget what an earlier one has loaded."""
         sys.meta_path[:] = [self, *(f for f in sys.meta_path if not isinstance(f, Finder))]
-        forget((*ROOTS, *self.blocked, *self.instead))
+        forget((*ROOTS, *self.blocked, *self.gpu_only, *self.instead))
 
 
 def forget(roots: Iterable[str]) -> None:

@@ -97,30 +97,30 @@ class Metadata(Given):
         )  # fmt: skip
 
     def get_seqlens_int32(self) -> Tensor:
-        return self._lens
+        return self.__dict__["_lens"]  # type: ignore[no-any-return]
 
     def get_seqlens_expanded(self) -> Tensor:
-        return self._expanded
+        return self.__dict__["_expanded"]  # type: ignore[no-any-return]
 
     def get_page_table_64(self) -> Tensor:
-        return self._table
+        return self.__dict__["_table"]  # type: ignore[no-any-return]
 
     def get_indexer_kvcache_range(self) -> tuple[Tensor, Tensor]:
-        return self._range
+        return self.__dict__["_range"]  # type: ignore[no-any-return]
 
     def get_indexer_seq_len(self) -> Tensor:
-        return self._lens
+        return self.__dict__["_lens"]  # type: ignore[no-any-return]
 
     def get_indexer_seq_len_cpu(self) -> Tensor:
-        return self._lens_cpu
+        return self.__dict__["_lens_cpu"]  # type: ignore[no-any-return]
 
     def get_dsa_extend_len_cpu(self) -> list[int]:
-        return self._extend
+        return self.__dict__["_extend"]  # type: ignore[no-any-return]
 
     get_nsa_extend_len_cpu = get_dsa_extend_len_cpu
 
     def get_token_to_batch_idx(self) -> Tensor:
-        return self._owners
+        return self.__dict__["_owners"]  # type: ignore[no-any-return]
 
     def topk_transform(self, logits: Tensor, topk: int, ks: Tensor | None = None, **_: Any) -> Tensor:
         self.taken.append((plain(logits).detach().clone(), None if ks is None else plain(ks).clone()))
@@ -152,7 +152,8 @@ def run(loaded: Loaded, path: Mapping[str, Any], case: Mapping[str, Any], inputs
         if name == "fused" and fused == "none":
             raise Absent("the indexer of this commit has no fusion")
         if device == "cpu" and fused.endswith("=True"):
-            raise NotExercised("this commit selects the fused kernels here, which need a GPU", {**proof, "path": "fused"})
+            proof["path"] = "fused"
+            raise NotExercised("this commit selects the fused kernels here, which need a GPU", proof)
         store_context(loaded, indexer, put, inputs)
         batch = Batch(
             mode=mode, seq_lens=inputs["seq_lens"].long(), extend_lens=inputs["extend_lens"].long(),
@@ -184,14 +185,11 @@ def build(module: Any, case: Mapping[str, Any], put: Mapping[str, Tensor], devic
         "rope_head_dim": ROPE_DIM, "index_topk": int(shape["topk"]), "q_lora_rank": int(shape["q_lora_rank"]),
         "max_position_embeddings": put["cos_sin_cache"].shape[0], "rope_theta": 10000.0, "layer_id": 0,
         "scale_fmt": "ue8m0", "block_size": 128, "rope_scaling": None,
-        "is_neox_style": case["facets"]["rope"] == "neox", "prefix": "indexer", "quant_config": None, "alt_stream": None,
+        "is_neox_style": case["facets"]["rope"] == "neox", "prefix": "indexer", "quant_config": None,
+        "alt_stream": None,
     }  # fmt: skip
     taken = inspect.signature(module.Indexer.__init__).parameters
-    unknown = [
-        n for n, p in taken.items() if n != "self" and n not in values and p.default is p.empty and p.kind < p.VAR_POSITIONAL
-    ]
-    if unknown:
-        raise HarnessFault(f"Indexer wants {', '.join(unknown)}", remedy="Give it in dsabisect/candidate/sglang_indexer.py")
+    no_more_than(module.Indexer.__init__, {"self", *values})
     if "is_neox_style" not in taken and values["is_neox_style"]:
         raise Absent("the indexer of this commit knows one rotary style only")
     indexer = module.Indexer(**{n: v for n, v in values.items() if n in taken})
@@ -283,14 +281,22 @@ def forward(loaded: Loaded, indexer: Any, batch: Batch, metadata: Metadata, x: T
     if device == "cpu":
         q_lora = q_lora.as_subclass(_OnIndexedCpu)
     values = {
-        "x": x, "q_lora": q_lora, "positions": batch.positions.to(device), "forward_batch": forward_batch, "layer_id": 0,
+        "x": x, "q_lora": q_lora, "positions": batch.positions.to(device), "forward_batch": forward_batch,
+        "layer_id": 0,
     }  # fmt: skip
-    function = indexer.forward_cuda
+    taken = no_more_than(indexer.forward_cuda, set(values))
+    indexer.forward_cuda(**{name: value for name, value in values.items() if name in taken})
+
+
+def no_more_than(function: Any, known: set[str]) -> Mapping[str, inspect.Parameter]:
+    """Parameters of ``function``; a HarnessFault when it needs one that we do not know."""
     taken = inspect.signature(function).parameters
-    unknown = [n for n, p in taken.items() if n not in values and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    unknown = [n for n, p in taken.items() if n not in known and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
     if unknown:
-        raise HarnessFault(f"forward_cuda wants {', '.join(unknown)}", remedy="Give it in sglang_indexer.py")
-    function(**{name: value for name, value in values.items() if name in taken})
+        raise HarnessFault(
+            f"{function.__qualname__} wants {', '.join(unknown)}", remedy="Give it in dsabisect/candidate/sglang_*.py"
+        )
+    return taken
 
 
 def context_lens_2d(loaded: Loaded, batch: Batch, layout: str) -> Tensor | None:
@@ -312,14 +318,11 @@ def context_lens_2d(loaded: Loaded, batch: Batch, layout: str) -> Tensor | None:
         return None
     backend = Given("attention backend", speculative_num_draft_tokens=next_n)
     values = {
-        "self": backend, "forward_mode": batch.mode, "cache_seqlens_int32": lens, "seqlens_expanded": per_token.flatten(),
-        "batch_size": len(lens),
+        "self": backend, "forward_mode": batch.mode, "cache_seqlens_int32": lens,
+        "seqlens_expanded": per_token.flatten(), "batch_size": len(lens),
     }  # fmt: skip
-    taken = inspect.signature(choose).parameters
-    unknown = [n for n in taken if n not in values]
-    if unknown:
-        raise HarnessFault(f"{choose.__name__} wants {', '.join(unknown)}", remedy="Give it in sglang_indexer.py")
-    chosen = choose(**{n: values[n] for n in taken})
+    taken = no_more_than(choose, set(values))
+    chosen = choose(**{n: values[n] for n in taken if n in values})
     assert chosen is None or isinstance(chosen, Tensor)
     return chosen
 

@@ -20,6 +20,7 @@ import torch
 from dsabisect.candidate import emulated_deep_gemm, selftest
 from dsabisect.candidate import sglang_surroundings as surroundings
 from dsabisect.candidate.probes import Absent, HarnessFault
+from dsabisect.candidate.sglang_cpu import exact_interpreter, mm_with_out_dtype
 from dsabisect.candidate.sglang_finder import Finder, Record
 
 ATTENTION = "sglang.srt.layers.attention"
@@ -91,11 +92,10 @@ class Loaded:
         on_cpu = device == "cpu"
         instead = {**surroundings.einops(), **(surroundings.only_on_cpu() if on_cpu else {})}
         blocked = ["deep_gemm"] if deep_gemm == "missing" else []
-        if on_cpu:
-            blocked.append("tvm_ffi")  # its CUDA kernels cannot be built here: the answer is the same with it installed
         finder = Finder(
-            checkout, {**surroundings.honest(self.scene), **instead}, self.record, blocked=blocked, instead=instead
-        )
+            checkout, {**surroundings.honest(self.scene), **instead}, self.record, blocked=blocked,
+            gpu_only=["tvm_ffi"] if on_cpu else [], instead=instead,
+        )  # fmt: skip
         finder.install()
         if deep_gemm != "missing":
             module = emulated_deep_gemm if on_cpu else real_deep_gemm
@@ -141,7 +141,7 @@ class Loaded:
             if (self.checkout / "python" / package.replace(".", "/") / "index_buf_accessor.py").is_file():
                 return importlib.import_module(f"{package}.index_buf_accessor")
         raise HarnessFault(
-            "the checkout has no index_buf_accessor.py", remedy="Look where it moved to, and name it in sglang_loaded.py"
+            "the checkout has no index_buf_accessor.py", remedy="Find where it went, and name that in sglang_loaded.py"
         )
 
     def _watch(self, module: ModuleType) -> None:
@@ -177,47 +177,6 @@ def trusted_deep_gemm(device: str) -> tuple[Any, Mapping[str, Any]]:
     except Exception as error:
         raise HarnessFault(
             f"deep_gemm cannot be imported: {selftest.one_line(error)}",
-            remedy=selftest.remedy(error) if not isinstance(error, ModuleNotFoundError) else "pip install sgl-deep-gemm",
+            remedy="pip install sgl-deep-gemm" if isinstance(error, ModuleNotFoundError) else selftest.remedy(error),
         ) from error
     return module, selftest.check_deep_gemm(module, device)
-
-
-def exact_interpreter() -> str:
-    """Make Triton's interpreter round fp32 to e4m3 and bf16 as hardware does, nearest even with carry; "" without it.
-
-    Its own `_convert_float` (triton/runtime/interpreter.py) loses the carry out of the mantissa: 2.0 for 3.9.
-    """
-    try:
-        import triton.language as tl
-        from triton.runtime import interpreter
-    except ImportError:
-        return ""
-    told = "triton.runtime.interpreter: fp32 → e4m3, bf16 (torch, on a CPU only)"
-    own = getattr(interpreter, "_convert_float", None)
-    if own is None or getattr(own, "exact", False):
-        return told if own is not None else ""
-    formats = {tl.float8e4nv: (torch.float8_e4m3fn, "uint8"), tl.bfloat16: (torch.bfloat16, "uint16")}
-
-    def convert(value: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
-        if input_dtype != tl.float32 or output_dtype not in formats:
-            return own(value, input_dtype, output_dtype, rounding_mode)
-        dtype, code = formats[output_dtype]
-        exact = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.float32).to(dtype)
-        return exact.view(torch.uint8).numpy().view(code).reshape(value.shape)
-
-    convert.exact = True  # type: ignore[attr-defined]
-    interpreter._convert_float = convert
-    return told
-
-
-_mm_for_cpu: Any = None
-
-
-def mm_with_out_dtype() -> str:
-    """Give torch.mm(…, out_dtype=fp32) a CPU version (fp32 products and sums of bf16 values), which torch lacks."""
-    global _mm_for_cpu
-    if _mm_for_cpu is None:
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("mm.dtype", lambda a, b, dtype: torch.mm(a.to(dtype), b.to(dtype)), "CPU")
-        _mm_for_cpu = library
-    return "aten::mm.dtype (torch, on a CPU only)"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dsabisect.candidate.probes import Absent, HarnessFault, Ran
+from dsabisect.candidate.sglang_indexer import no_more_than
 from dsabisect.candidate.sglang_loaded import Loaded
 from dsabisect.candidate.sglang_surroundings import PAGE, ForwardMode, Given
 
@@ -24,7 +25,8 @@ TOPK = 2048
 CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0), "sm120": (12, 0)}
 # draft extension in its fixed-shape form: the one that is captured
 MODES = {
-    "decode": ForwardMode.DECODE, "target_verify": ForwardMode.TARGET_VERIFY, "draft_extend": ForwardMode.DRAFT_EXTEND_V2,
+    "decode": ForwardMode.DECODE, "target_verify": ForwardMode.TARGET_VERIFY,
+    "draft_extend": ForwardMode.DRAFT_EXTEND_V2,
 }  # fmt: skip
 UNCLEAR = "deep_gemm is an ImportError object here; AttributeError hides the missing package"
 
@@ -52,8 +54,8 @@ def run(loaded: Loaded, case: Mapping[str, Any], inputs: Mapping[str, Tensor]) -
     loaded.swallowed()
     lens = list(loaded.calls.lens)
     proof = {
-        "path": "metadata", "entry": how, "mode": mode.name, "arch": loaded.arch, "called": loaded.calls.told() or "nothing",
-        "at_capture": str(captured), "at_replay": str(len(lens)),
+        "path": "metadata", "entry": how, "mode": mode.name, "arch": loaded.arch,
+        "called": loaded.calls.told() or "nothing", "at_capture": str(captured), "at_replay": str(len(lens)),
     }  # fmt: skip
     if loaded.deep_gemm == "missing":
         return nothing_told(loaded, {**proof, "part": "backend"})
@@ -92,9 +94,14 @@ def indexer_comes_up(loaded: Loaded) -> Ran:
 
 @contextlib.contextmanager
 def pretended(arch: str) -> Iterator[None]:
-    """torch.cuda says what a device of this architecture would: the backend's constructor asks it."""
+    """torch says what it would on a device of this architecture: the backend's constructor asks for the capability,
+    and its Triton kernels, interpreted here, insist on CUDA tensors.
+    """
     capability = CAPABILITY.get(arch, CAPABILITY["sm90"])
-    with mock.patch.object(torch.cuda, "get_device_capability", lambda *_: capability):
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", lambda *_: capability),
+        mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True)),
+    ):
         yield
 
 
@@ -119,7 +126,7 @@ def model_runner(loaded: Loaded, next_n: int, batch: int) -> Given:
         num_attention_heads=128, qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64, is_hybrid_swa=False,
     )  # fmt: skip
     arguments = loaded.scene.server_args
-    arguments.speculative_num_draft_tokens = next_n if next_n > 1 else None
+    vars(arguments)["speculative_num_draft_tokens"] = next_n if next_n > 1 else None
     pages = torch.arange(batch * CONTEXT // PAGE).flip(0).view(batch, -1)  # any permutation
     slots = (pages.unsqueeze(-1) * PAGE + torch.arange(PAGE)).view(batch, -1)
     room = torch.cat([slots, slots.new_zeros(batch, 16)], 1).to(torch.int32)
@@ -148,15 +155,13 @@ def step(backend: Any, entry: str, mode: ForwardMode, seq_lens: Tensor, accepted
         "actual_forward_mode": mode, "forward_mode": mode,
     }  # fmt: skip
     if entry == "init_forward_metadata_out_graph":
-        batch = Given("forward batch", batch_size=len(seq_lens), global_num_tokens_cpu=None, attn_cp_metadata=None, **common)
+        more = {"batch_size": len(seq_lens), "global_num_tokens_cpu": None, "attn_cp_metadata": None}
+        batch = Given("forward batch", **common, **more)
         backend.init_forward_metadata_out_graph(batch, in_capture=capture)
         return
     name = "init_forward_metadata_capture_cuda_graph" if capture else entry
     function = getattr(backend, name)
     width = int(accepted.max()) if mode is not ForwardMode.DECODE else 1
     values = {**common, "bs": len(seq_lens), "num_tokens": len(seq_lens) * width}
-    taken = inspect.signature(function).parameters
-    unknown = [n for n, p in taken.items() if n not in values and p.default is p.empty]
-    if unknown:
-        raise HarnessFault(f"{name} wants {', '.join(unknown)}", remedy="Give it in sglang_metadata.py")
+    taken = no_more_than(function, set(values))
     function(**{n: v for n, v in values.items() if n in taken})

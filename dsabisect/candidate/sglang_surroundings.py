@@ -12,7 +12,6 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -126,7 +125,7 @@ class MultiPlatformOp(nn.Module):
     """srt/layers/utils: dispatches to forward_cuda; here the probe calls that itself."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward_cuda(*args, **kwargs)
+        return self.forward_cuda(*args, **kwargs)  # type: ignore[operator]
 
 
 class ReplicatedLinear(nn.Module):
@@ -166,8 +165,10 @@ class Rope(nn.Module):
 
     def __init__(self, cos_sin_cache: Tensor, is_neox_style: bool) -> None:
         super().__init__()
+        self.cos_sin_cache: Tensor
         self.register_buffer("cos_sin_cache", cos_sin_cache, persistent=False)
-        self.is_neox_style, self.head_size, self.rotary_dim = is_neox_style, cos_sin_cache.shape[1], cos_sin_cache.shape[1]
+        self.is_neox_style = is_neox_style
+        self.head_size = self.rotary_dim = cos_sin_cache.shape[1]
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.cos_sin_cache[positions.flatten()].float().unsqueeze(1).chunk(2, -1)
@@ -218,7 +219,7 @@ def seqlens_expand(extend_seq_lens: Tensor, seq_lens: Tensor, total_len: int, ma
 
 def rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:
     """The one pattern of einops that the indexer uses, for machines without einops."""
-    if pattern.split() != "l (h d) -> l h d".split() or set(sizes) != {"d"}:
+    if pattern.split() != ["l", "(h", "d)", "->", "l", "h", "d"] or set(sizes) != {"d"}:
         raise HarnessFault(f"einops is not installed, and we know no pattern {pattern!r}", remedy="pip install einops")
     return x.reshape(x.shape[0], -1, sizes["d"])
 
@@ -240,12 +241,12 @@ class Pool(Given):
         )  # fmt: skip
 
     def get_index_k_with_scale_buffer(self, layer_id: int) -> Tensor:
-        return self.buffer
+        return self.buffer  # type: ignore[no-any-return]
 
-    def get_index_k_continuous(self, layer_id: int, seq_len: int, page_indices: Tensor) -> Tensor:
+    def get_index_k_continuous(self, layer_id: int, seq_len: int, page_indices: Tensor) -> Any:
         return self.accessor().GetK.execute(self, self.buffer, seq_len=seq_len, page_indices=page_indices)
 
-    def get_index_k_scale_continuous(self, layer_id: int, seq_len: int, page_indices: Tensor) -> Tensor:
+    def get_index_k_scale_continuous(self, layer_id: int, seq_len: int, page_indices: Tensor) -> Any:
         return self.accessor().GetS.execute(self, self.buffer, seq_len=seq_len, page_indices=page_indices)
 
     def get_index_k_scale_buffer(
@@ -314,7 +315,7 @@ def honest(scene: Scene) -> dict[str, dict[str, Any]]:
         "is_blackwell": lambda: sm >= 100, "is_sm90_supported": lambda *_: 90 <= sm < 100,
         "is_sm100_supported": lambda *_: 100 <= sm < 120, "is_sm120_supported": lambda *_: sm >= 120,
         "is_blackwell_supported": lambda *_: sm >= 100, "get_device_sm": lambda: sm, "is_hopper": lambda: sm // 10 == 9,
-        "get_bool_env_var": env_flag, "get_int_env_var": lambda name, default=0: int(os.environ.get(name, default)),
+        "get_bool_env_var": env_flag, "get_int_env_var": lambda name, default=0: int(os.environ.get(name) or default),
         "add_prefix": lambda name, prefix: f"{prefix}.{name}" if prefix else name,
         "ceil_align": lambda x, y: -(-x // y) * y, "align": lambda x, y: -(-x // y) * y,
         "ceil_div": lambda x, y: -(-x // y), "next_power_of_2": lambda n: 1 << max(0, n - 1).bit_length(),
@@ -360,7 +361,9 @@ def honest(scene: Scene) -> dict[str, dict[str, Any]]:
 def only_on_cpu() -> dict[str, dict[str, Any]]:
     """Kernels that are CUDA code compiled on the spot, in torch. On a GPU the candidate's own run."""
     can: Callable[..., bool] = lambda *_, **__: True  # noqa: E731
+    plan: Callable[..., Tensor] = lambda lens, *_: lens.new_zeros(len(lens) + 1, 2)  # noqa: E731
     return {
+        "sglang.jit_kernel.dsv4.topk": {"plan_topk_v2": plan},  # read by the top-k kernel only, which is not run here
         "sglang.jit_kernel.hadamard": {"hadamard_transform": hadamard_transform},
         "sglang.jit_kernel.fused_store_index_cache": {
             "fused_store_index_k_cache": store_index_k, "can_use_dsa_fused_store": can, "can_use_nsa_fused_store": can,
@@ -375,7 +378,3 @@ def einops() -> dict[str, dict[str, Any]]:
     except ImportError:
         return {"einops": {"rearrange": rearrange}}
     return {}
-
-
-def namespace(**values: Any) -> SimpleNamespace:
-    return SimpleNamespace(**values)

@@ -1,7 +1,7 @@
 """Negative controls: planted faults that every case must reject, and legitimate differences that it must accept.
 
 A golden that accepts one of the faults would give false verdicts: BadOracle. The faults are made from the oracle's own
-pieces, or on the right outputs where the fault is one of positions (DOMAIN section 4).
+pieces, on quantised data, or on the right outputs where the fault is one of positions (DOMAIN section 4).
 """
 
 from __future__ import annotations
@@ -16,39 +16,49 @@ from dsabisect.model import Case, Stage
 
 Run = dict[str, Tensor]
 Inputs = Mapping[str, Tensor]
+Golden = Mapping[str, Tensor]
 
 
-def right(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Run:
+def right(case: Case, inputs: Inputs, golden: Golden) -> Run:
     """Outputs of a faultless path."""
     if case.stage is Stage.QUANT:
         return {name: golden[name].clone() for name in compare.OUTPUTS[Stage.QUANT]}
     if case.stage is Stage.METADATA:
-        return {"lens": next(iter(golden.values())).clone()}
+        return {"lens": next(golden[name].clone() for name in sorted(golden))}
     if case.stage is Stage.TOPK:
         return {"topk": select(inputs["logits"], inputs["row_lens"].long(), int(case.shape["topk"]))}
-    rows = (
-        oracle.rounded_end_to_end(case, inputs, split=True)
-        if case.stage is Stage.END_TO_END
-        else oracle.logits_of_quantised(case, inputs)
-    )
-    return _outputs(case, golden, rows)
+    if case.stage is Stage.END_TO_END:
+        return _rows(case, golden, oracle.rounded_end_to_end(case, inputs, split=True))
+    return _rows(case, golden, oracle.logits_of_quantised(case, inputs))
 
 
-def _outputs(case: Case, golden: Mapping[str, Tensor], rows: list[Tensor]) -> Run:
+def _rows(case: Case, golden: Golden, rows: list[Tensor]) -> Run:
+    """Valid logits of each row → outputs: what is outside is -inf where the case asks for that, else NaN."""
     start, width = golden["row_start"], int((golden["row_start"] + golden["row_len"]).max())
-    fill = -torch.inf if case.shape.get("clean") else torch.nan
-    logits = torch.full((len(rows), width), fill)
+    logits = torch.full((len(rows), width), -torch.inf if case.shape.get("clean") else torch.nan)
     for r, row in enumerate(rows):
         logits[r, int(start[r]) : int(start[r]) + len(row)] = row.float()
-    return {"logits": logits}
+    return _answer(case, golden, logits)
 
 
-def select(logits: Tensor, lens: Tensor, k: int) -> Tensor:
-    """[rows,K] int32 positions of the K largest valid values, -1 where there are fewer."""
+def _answer(case: Case, golden: Golden, logits: Tensor) -> Run:
+    """The logits and, end to end, what is selected by them."""
+    if case.stage is not Stage.END_TO_END:
+        return {"logits": logits}
+    return {"logits": logits, "topk": select(logits, golden["row_len"], int(case.shape["topk"]))}
+
+
+def select(logits: Tensor, lens: Tensor, k: int, *, last_first: bool = False) -> Tensor:
+    """[rows,K] int32 positions of the K largest valid values, -1 where there are fewer.
+
+    Among equal values the first positions are taken, or with ``last_first`` the last ones.
+    """
     width = logits.shape[1]
     mask = torch.arange(width)[None, :] < lens[:, None]
     low = torch.where(mask, logits.double(), torch.full((), -torch.inf, dtype=torch.float64))
-    order = low.topk(min(k, width), -1).indices
+    ranked = low.flip(-1) if last_first else low
+    order = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : min(k, width)]
+    order = width - 1 - order if last_first else order
     chosen = torch.where(torch.arange(order.shape[1])[None, :] < lens.clamp(max=k)[:, None], order, -1)
     return torch.nn.functional.pad(chosen, (0, k - chosen.shape[1]), value=-1).int()
 
@@ -56,75 +66,86 @@ def select(logits: Tensor, lens: Tensor, k: int) -> Tensor:
 # ---- planted faults ----------------------------------------------------------------------------------------
 
 
-def planted(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Iterator[tuple[str, Run]]:
-    """(name, outputs) of every fault that has meaning for this case."""
-    good = right(case, inputs, golden)
-    if case.stage in (Stage.LOGITS, Stage.END_TO_END):
-        yield from _planted_outputs(case, golden, good)
-        yield from _planted_pieces(case, inputs, golden)
-    elif case.stage is Stage.TOPK:
+def planted(case: Case, inputs: Inputs, golden: Golden, good: Run) -> Iterator[tuple[str, Run]]:
+    """(name, outputs) of every fault that has meaning for this case; ``good`` are its right outputs."""
+    if case.stage is Stage.TOPK:
         yield from _planted_topk(inputs, good)
     elif case.stage is Stage.QUANT:
-        yield "scale times two", {**good, "k_scale": good["k_scale"] * 2}
-        yield "scales of two tokens swapped", {**good, "k_scale": good["k_scale"].roll(1, 0)}
-        yield "codes of two tokens swapped", {**good, "q_fp8": good["q_fp8"].roll(1, 0)}
+        yield from _planted_quant(case, golden, good)
+    elif case.stage is Stage.METADATA:
+        yield from _planted_lens(case, inputs, good)
     else:
-        yield "lengths off by one", {"lens": good["lens"] + 1}
-        yield "one row too few", {"lens": good["lens"].flatten()[:-1]}
-        yield "one row too many", {"lens": torch.cat([good["lens"].flatten(), torch.ones(1, dtype=torch.int32)])}
+        yield from _planted_outputs(case, golden, good)
+        pieces = _planted_pieces if case.stage is Stage.END_TO_END else _planted_quantised
+        yield from pieces(case, inputs, golden)
 
 
-def _planted_outputs(case: Case, golden: Mapping[str, Tensor], good: Run) -> Iterator[tuple[str, Run]]:
+def _planted_outputs(case: Case, golden: Golden, good: Run) -> Iterator[tuple[str, Run]]:
+    """Faults of position and size, planted into right logits."""
     logits, start, length = good["logits"], golden["row_start"], golden["row_len"]
-    yield "times two", {"logits": logits * 2}
-    row = int(length.argmax())
-    low, high = int(start[row]), int(start[row] + length[row])
-    one = logits.clone()
-    one[row, low] = torch.nan
-    yield "NaN in one valid position", {"logits": one}
-    if high - low >= 8:
-        one = logits.clone()
-        one[row, low:high] = one[row, low:high].roll(1)
-        yield "one bad row", {"logits": one}
-    if high - low >= 2 * oracle.PAGE:
-        one = logits.clone()
-        first, second = slice(low, low + oracle.PAGE), slice(low + oracle.PAGE, low + 2 * oracle.PAGE)
-        one[:, first], one[:, second] = logits[:, second], logits[:, first]
-        if not torch.equal(one[row, low:high], logits[row, low:high]):
-            yield "two pages swapped", {"logits": one}
-    if case.shape.get("clean"):
-        one = logits.clone()
-        outside = ~compare.valid(golden, logits.shape[1])
-        if bool(outside.any()):
-            one[outside] = 0
-            yield "cleaned with zeros", {"logits": one}
-    one = logits.clone()
-    one[torch.arange(len(length)), start + length - 1] = -torch.inf
-    yield "causal off by one", {"logits": one}
-
-
-def _planted_pieces(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Iterator[tuple[str, Run]]:
-    if case.stage is Stage.END_TO_END:
-        other = "interleaved" if case.facets["rope"] == "neox" else "neox"
-        turned = Case(id=case.id, stage=case.stage, facets={**case.facets, "rope": other}, shape=case.shape)
-        yield "rope swapped", _outputs(case, golden, oracle.rounded_end_to_end(turned, inputs, split=False))
-        q, k, g = oracle.project(inputs, neox=case.facets["rope"] == "neox")
-        w = g * q.shape[1] ** -0.5 * oracle.D**-0.5
-        for name, fault in (
-            ("hadamard on k only", (q, oracle.hadamard(k), w)),
-            ("k rolled by one token", (q, k.roll(1, 0), w)),
-            ("head weights swapped", (q, k, w.roll(1, 1))),
-            ("q scale left out", (q, k, w / oracle.scale_of(q, "fp32"))),
-        ):
-            yield name, _outputs(case, golden, oracle._by_sequence(inputs, *fault))
-        return
-    changed: dict[str, Callable[[], dict[str, Tensor]]] = {
-        "head weights swapped": lambda: {"weights": inputs["weights"][:, _swap(inputs["weights"].shape[1])]},
-        "k scale off by one token": lambda: _rolled_scale(case, inputs),
+    rows, row = torch.arange(len(length)), int(length.argmax())
+    low, high, last = int(start[row]), int(start[row] + length[row]), start + length - 1
+    edits: dict[str, Callable[[Tensor], Tensor]] = {
+        "times two": lambda x: x * 2,
+        "NaN in one valid position": lambda x: _in_rows(x, rows == row, torch.full_like(x, torch.nan), low, low + 1),
+        "causal off by one": lambda x: x.index_put((rows, last), torch.tensor(-torch.inf)),
     }
-    for name, change in changed.items():
-        rows = oracle.logits_of_quantised(case, {**inputs, **change()})
-        yield name, _outputs(case, golden, rows)
+    if case.stage is Stage.LOGITS:
+        edits["last position not written"] = lambda x: x.index_put((rows, last), torch.tensor(0.0))
+    if high - low >= 8:
+        edits["one bad row"] = lambda x: _in_rows(x, rows == row, x.roll(1, -1), low + 1, high)
+    paged = (length >= 2 * oracle.PAGE) & (start == 0)
+    if bool(paged.any()):
+        order = torch.arange(logits.shape[1])
+        order[: 2 * oracle.PAGE] = order[: 2 * oracle.PAGE].roll(oracle.PAGE)
+        edits["two pages swapped"] = lambda x: _in_rows(x, paged, x[:, order], 0, 2 * oracle.PAGE)
+    if case.shape.get("clean"):
+        edits["cleaned with zeros"] = lambda x: torch.where(compare.valid(golden, x.shape[1]), x, 0.0)
+    for name, edit in edits.items():
+        yield name, _answer(case, golden, edit(logits))
+    if "topk" in good and int(length.max()) > 1:
+        yield "duplicate index", {**good, "topk": _duplicated(good["topk"], row)}
+
+
+def _in_rows(x: Tensor, rows: Tensor, other: Tensor, low: int, high: int) -> Tensor:
+    """x with ``other`` in these rows [rows] bool, positions low to high."""
+    at = torch.arange(x.shape[1])
+    return torch.where(rows[:, None] & (at >= low) & (at < high), other, x)
+
+
+def _planted_pieces(case: Case, inputs: Inputs, golden: Golden) -> Iterator[tuple[str, Run]]:
+    """Faults of an end-to-end path, in fp8 arithmetic without Hadamard."""
+    neox = case.facets["rope"] == "neox"
+    other = "interleaved" if neox else "neox"
+    turned = Case(id=case.id, stage=case.stage, facets={**case.facets, "rope": other}, shape=case.shape)
+    yield "rope swapped", _rows(case, golden, oracle.rounded_end_to_end(turned, inputs, split=False))
+    q, k, g = oracle.project(inputs, neox=neox)
+    (q8, q_scale), (k8, k_scale) = oracle.quantise(q, "fp32"), oracle.quantise(k, "fp32")
+    h8, h_scale = oracle.quantise(oracle.hadamard(k), "fp32")
+    keys, rotated = k8.double() * k_scale[:, None], h8.double() * h_scale[:, None]
+    gate = g * q.shape[1] ** -0.5 * oracle.D**-0.5
+    w = gate * q_scale
+    faults = {
+        "hadamard on k only": (rotated, w),
+        "k scale off by one token": (k8.double() * k_scale.roll(1, 0)[:, None], w),
+        "keys off by one token": (keys.roll(1, 0), w),
+        "head weights rotated": (keys, gate.roll(1, 1) * q_scale),
+        "q scale left out": (keys, gate),
+    }
+    if case.facets["data"] == "gaussian":  # where heads resemble each other two swapped ones stay below fp8's own error
+        faults["head weights swapped"] = (keys, gate[:, _swap(gate.shape[1])] * q_scale)
+    for name, (with_keys, weights) in faults.items():
+        yield name, _rows(case, golden, oracle.by_sequence(inputs, q8.double(), with_keys, weights))
+
+
+def _planted_quantised(case: Case, inputs: Inputs, golden: Golden) -> Iterator[tuple[str, Run]]:
+    """Faults of a logits kernel, in its inputs."""
+    swapped = {"weights": inputs["weights"][:, _swap(inputs["weights"].shape[1])]}
+    for name, change in (("head weights swapped", swapped), ("k scale off by one token", _rolled_scale(case, inputs))):
+        yield name, _rows(case, golden, oracle.logits_of_quantised(case, {**inputs, **change}))
+    negative = oracle.logits_of_quantised(case, {**inputs, "q": inputs["q"] ^ 0x80})  # relu(x) - relu(-x) = x
+    rows = zip(oracle.logits_of_quantised(case, inputs), negative, strict=True)
+    yield "ReLU left out", _rows(case, golden, [a - b for a, b in rows])
 
 
 def _swap(heads: int) -> Tensor:
@@ -135,59 +156,134 @@ def _swap(heads: int) -> Tensor:
 
 def _rolled_scale(case: Case, inputs: Inputs) -> dict[str, Tensor]:
     if case.facets["layout"] == "ragged":
-        return {"k_scale": inputs["k_scale"].roll(1, 0)}
+        seen = int(inputs["ke"].max())
+        return {"k_scale": torch.cat([inputs["k_scale"][:seen].roll(1, 0), inputs["k_scale"][seen:]])}
     cache = inputs["kv_cache"].clone()
     tail = cache[:, oracle.PAGE * oracle.D :].reshape(-1, oracle.PAGE, 4)
-    # within the page, so that a scale never comes from poison but at the page's first token
-    tail = torch.cat([tail[:, 1:2], tail[:, :-1]], 1)
+    tail = torch.cat([tail[:, :1], tail[:, :-1]], 1)  # within the page, so that no scale comes from poison
     cache[:, oracle.PAGE * oracle.D :] = tail.reshape(len(cache), -1)
     return {"kv_cache": cache}
 
 
 def _planted_topk(inputs: Inputs, good: Run) -> Iterator[tuple[str, Run]]:
     topk, lens = good["topk"], inputs["row_lens"].long()
-    many = int(lens.argmax())
+    row = int(lens.argmax())
+    yield "duplicate index", {"topk": _duplicated(topk, row)}
     one = topk.clone()
-    one[many, 1] = one[many, 0]
-    yield "duplicate index", {"topk": one}
+    one[row, 0] = int(lens[row])
+    yield "causal off by one", {"topk": one}
     one = topk.clone()
-    one[many, 0] = int(lens[many])
-    yield "stale tail read as valid", {"topk": one}
-    one = topk.clone()
-    one[many, int((one[many] >= 0).sum()) - 1] = -1
+    one[row, int((one[row] >= 0).sum()) - 1] = -1
     yield "one too few", {"topk": one}
-    if int(lens[many]) > topk.shape[1]:
-        logits = inputs["logits"][many, : int(lens[many])]
+    short = lens < topk.shape[1]
+    if bool(short.any()):
+        yield "padding is not -1", {"topk": torch.where(short[:, None] & (topk == -1), 0, topk)}
+    if int(lens[row]) > topk.shape[1]:
         one = topk.clone()
-        one[many, 0] = int(logits.argmin())
+        one[row, 0] = int(inputs["logits"][row, : int(lens[row])].argmin())
         yield "smallest instead of largest", {"topk": one}
+
+
+def _duplicated(topk: Tensor, row: int) -> Tensor:
+    one = topk.clone()
+    one[row, 1] = one[row, 0]
+    return one
+
+
+def _planted_quant(case: Case, golden: Golden, good: Run) -> Iterator[tuple[str, Run]]:
+    yield "scale times two", {**good, "k_scale": good["k_scale"] * 2}
+    yield "scales of two tokens swapped", {**good, "k_scale": good["k_scale"].roll(1, 0)}
+    yield "codes of two tokens swapped", {**good, "q_fp8": good["q_fp8"].roll(1, 0)}
+    codes = good["k_fp8"].clone()
+    codes.flatten()[int((codes & 0x7F).flatten().argmax())] |= 0x7F
+    yield "NaN instead of the largest value", {**good, "k_fp8": codes}
+
+
+def _planted_lens(case: Case, inputs: Inputs, good: Run) -> Iterator[tuple[str, Run]]:
+    lens = good["lens"]
+    flat = lens.flatten()
+    yield "causal off by one", {"lens": lens + 1}
+    yield "one row too few", {"lens": flat[:-1]}
+    yield "one row too many", {"lens": torch.cat([flat, torch.ones(1, dtype=torch.int32)])}
+    yield "lengths of the capture", {"lens": torch.full_like(lens, int(inputs["capture_seq_lens"].max()))}
+    if case.facets["mode"] == "target_verify" and len(flat):
+        full = inputs["seq_lens"].repeat_interleave(int(case.facets["next_n"]))
+        yield "every token sees the whole context", {"lens": full[:, None]}
 
 
 # ---- legitimate differences --------------------------------------------------------------------------------
 
 
-def legitimate(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Iterator[tuple[str, Run]]:
-    """Outputs that differ from the golden's in ways that a right implementation may."""
-    good = right(case, inputs, golden)
+def legitimate(case: Case, inputs: Inputs, golden: Golden, good: Run) -> Iterator[tuple[str, Run]]:
+    """Outputs that differ from ``good``, the right ones, in ways that a right implementation may."""
     yield "itself", good
     if case.stage in (Stage.LOGITS, Stage.END_TO_END):
-        yield "negative zero", {"logits": torch.where(good["logits"] == 0, -0.0, good["logits"])}
-        noise = 1 + 2.0**-22 * torch.sin(torch.arange(good["logits"].numel()).reshape(good["logits"].shape))
-        yield "order of accumulation", {"logits": good["logits"] * noise}
+        logits = good["logits"]
+        yield "negative zero", {"logits": torch.where(logits == 0, -0.0, logits)}
+        if not case.shape.get("clean"):
+            garbage = logits.masked_fill(~compare.valid(golden, logits.shape[1]), 1e30)
+            yield "garbage outside", {"logits": torch.nn.functional.pad(garbage, (0, oracle.PAGE), value=1e30)}
+    if case.stage is Stage.LOGITS:
+        yield "order of accumulation", _rows(case, golden, _summed_in_fp32(case, inputs))
     if case.stage is Stage.END_TO_END:
-        yield "fused numerics", _outputs(case, golden, oracle.rounded_end_to_end(case, inputs, split=False))
+        yield "fused numerics", _rows(case, golden, oracle.rounded_end_to_end(case, inputs, split=False))
     if case.stage is Stage.TOPK:
-        order = torch.arange(good["topk"].shape[1] - 1, -1, -1)
-        yield "index order", {"topk": good["topk"][:, order]}
+        yield "index order", {"topk": good["topk"].flip(-1)}
+        yield "other ones of equal values", {
+            "topk": select(inputs["logits"], inputs["row_lens"].long(), int(case.shape["topk"]), last_first=True)
+        }
+    if case.stage is Stage.METADATA:
+        yield from ((name, {"lens": golden[name]}) for name in golden)
 
 
-def rejections(case: Case, inputs: Inputs, golden: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """(fault, name of the comparison that rejects it, "" when none does).
+def _summed_in_fp32(case: Case, inputs: Inputs) -> list[Tensor]:
+    """Logits of four groups of heads, each rounded to fp32, added up in fp32 from the last group on."""
+    heads = torch.arange(inputs["weights"].shape[1])
+    total: list[Tensor] = []
+    for group in (3, 2, 1, 0):
+        weights = torch.where(heads % 4 == group, inputs["weights"], 0.0)
+        part = [row.float() for row in oracle.logits_of_quantised(case, {**inputs, "weights": weights})]
+        total = [a + b for a, b in zip(total, part, strict=True)] if total else part
+    return total
+
+
+# ---- verdicts ----------------------------------------------------------------------------------------------
+
+
+def rejections(case: Case, inputs: Inputs, golden: Golden, good: Run) -> Iterator[tuple[str, str]]:
+    """(fault, name of the comparison that rejects it, "" when none does); ``good`` are the right outputs.
 
     A fault that changes no meaningful bit (doubling where every valid logit is exactly 0) has no meaning for the case.
     """
+    for name, outputs in planted(case, inputs, golden, good):
+        if not compare.identical(case, golden, good, outputs):
+            yield name, _rejected_by(case, golden, [outputs])
+    other = _one_bit_off(golden, good)
+    if other:
+        yield "changes with poison", _rejected_by(case, golden, [good, other, good])
+        yield "changes when repeated", _rejected_by(case, golden, [good, good, other])
+
+
+def examine(case: Case, inputs: Inputs, golden: Golden) -> tuple[dict[str, str], list[str]]:
+    """({fault: comparison that rejects it}, what is unsound: a line for each fault accepted or difference refused)."""
     good = right(case, inputs, golden)
-    for name, outputs in planted(case, inputs, golden):
-        if compare.identical(golden, good, outputs):
-            continue
-        yield name, next((c.name for c in compare.compare(case, golden, [outputs]) if not c.ok), "")
+    rejected = dict(rejections(case, inputs, golden, good))
+    differences = legitimate(case, inputs, golden, good)
+    refused = {name: by for name, outputs in differences if (by := _rejected_by(case, golden, [outputs]))}
+    unsound = [f"accepts the fault {name!r}" for name, by in rejected.items() if not by]
+    return rejected, unsound + [f"rejects the legitimate difference {name!r} ({by})" for name, by in refused.items()]
+
+
+def _rejected_by(case: Case, golden: Golden, runs: list[Run]) -> str:
+    return next((c.name for c in compare.compare(case, golden, runs) if not c.ok), "")
+
+
+def _one_bit_off(golden: Golden, good: Run) -> Run | None:
+    """The right outputs with the last bit of one meaningful value turned; None where there is none."""
+    name = next(iter(good))
+    value = good[name].clone().contiguous()
+    if not value.numel():
+        return None
+    at = int(compare.valid(golden, value.shape[1]).flatten().nonzero()[-1]) if name == "logits" else 0
+    value.view(torch.uint8).flatten()[at * value.element_size()] ^= 1
+    return {**good, name: value}

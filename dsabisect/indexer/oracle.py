@@ -13,6 +13,7 @@ Symbols: T tokens with a query, S keys, H heads, D = 128, R = 64 rotary dims (th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -46,14 +47,15 @@ def hadamard(x: Tensor) -> Tensor:
     h = torch.ones(1, 1, dtype=torch.float64)
     while h.shape[0] < D:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
-    return x @ h / D**0.5
+    return x @ h / sqrt(D)
 
 
 def scale_of(x: Tensor, scale_format: str) -> Tensor:
     """One scale for each row of 128: a/448 in fp32, or the next power of two (ue8m0)."""
     a = x.abs().amax(-1).clamp(min=AMAX_FLOOR)
     if scale_format == "ue8m0":
-        return torch.exp2(torch.ceil(torch.log2(a / FP8_MAX)))
+        mantissa, exponent = torch.frexp(a / FP8_MAX)  # ceil(log2(x)) without the rounding of a logarithm
+        return torch.ldexp(torch.ones_like(a), torch.where(mantissa == 0.5, exponent - 1, exponent))
     fp32: Tensor = a.float() / FP8_MAX
     return fp32.double()
 
@@ -171,10 +173,10 @@ def query_rows(inputs: Mapping[str, Tensor]) -> Tensor:
 def end_to_end(case: Case, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """Exact valid logits of each row, fp64, no quantisation anywhere."""
     q, k, g = project(inputs, neox=case.facets["rope"] == "neox")
-    return _by_sequence(inputs, q, k, g * q.shape[1] ** -0.5 * D**-0.5)
+    return by_sequence(inputs, q, k, g * q.shape[1] ** -0.5 * D**-0.5)
 
 
-def _by_sequence(inputs: Mapping[str, Tensor], q: Tensor, k: Tensor, w: Tensor) -> list[Tensor]:
+def by_sequence(inputs: Mapping[str, Tensor], q: Tensor, k: Tensor, w: Tensor) -> list[Tensor]:
     """Each sequence's queries against its own keys, each row cut at its causal length."""
     rows, at, start = [], 0, 0
     for n, e in zip(inputs["seq_lens"].tolist(), inputs["extend_lens"].tolist(), strict=True):
@@ -198,7 +200,7 @@ def rounded_end_to_end(case: Case, inputs: Mapping[str, Tensor], *, split: bool)
     q8, q_scale = quantise(q, "ue8m0" if split else "fp32")
     k8, k_scale = quantise(k, "fp32")
     w = g * q.shape[1] ** -0.5 * D**-0.5 * q_scale
-    return _by_sequence(inputs, q8.double(), k8.double() * k_scale[:, None], w)
+    return by_sequence(inputs, q8.double(), k8.double() * k_scale[:, None], w)
 
 
 def row_error(x: Tensor, y: Tensor) -> float:

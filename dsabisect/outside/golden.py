@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors
 from torch import Tensor
 
 from dsabisect.errors import BadOracle, GoldenError, StoreError, UsageError
@@ -25,7 +26,7 @@ from dsabisect.indexer import controls, generate, oracle
 from dsabisect.model import Case, Stage, digest, to_json
 
 SCHEMA = 1
-FLOOR = {"smoke": 60, "default": 80, "full": 80}  # fewer cases than this is a damaged set, never a pass
+FLOOR = {"smoke": 70, "default": 93, "full": 97}  # fewer cases than this is a damaged set, never a pass
 REMEDY = "Restore the folder from version control (`git checkout -- golden`), or name another with --golden"
 LFS_POINTER = b"version https://git-lfs"
 
@@ -45,7 +46,8 @@ class GoldenSet:
 
     def golden(self, case_id: str) -> Mapping[str, Tensor]:
         if case_id not in self.tensors:
-            raise GoldenError(f"no golden for case {case_id!r}", where=str(self.root), remedy="`dsabisect cases` lists them")
+            where = str(self.root)
+            raise GoldenError(f"no golden for case {case_id!r}", where=where, remedy="`dsabisect cases` lists them")
         return self.tensors[case_id]
 
     def describe(self) -> str:
@@ -58,18 +60,38 @@ class GoldenSet:
         return {**self.manifest["cases"][case_id], "id": case_id, "tensors": tensors}
 
     def write_inputs(self, case: Case, dest: Path, *, poison: str) -> Path:
-        """Inputs of ``case`` as safetensors. Those of poison "a" must have the pinned hash."""
+        """Inputs of ``case`` with that poison ("a" or "b") as safetensors at ``dest``, rebuilt by the generator.
+
+        Raises:
+            GoldenError: they are not those that the manifest pins.
+            StoreError: the file cannot be written.
+        """
         tensors = generate.inputs(case, poison=poison)
-        pinned = self.manifest["cases"][case.id]["inputs_sha256"][poison]
-        if generate.sha256(tensors) != pinned:
-            raise GoldenError(f"rebuilt inputs of {case.id} differ from the pinned ones", where=str(self.root), remedy=REMEDY)
-        temporary = dest.with_suffix(f".{os.getpid()}.tmp")
+        self.golden(case.id)
+        if generate.sha256(tensors) != self.manifest["cases"][case.id]["inputs_sha256"][poison]:
+            what = f"rebuilt inputs of {case.id} differ from the pinned ones"
+            raise GoldenError(what, where=str(self.root), remedy=REMEDY)
         try:
-            save_file({name: t.contiguous() for name, t in tensors.items()}, str(temporary))
-            os.replace(temporary, dest)
+            _replace(dest, safetensors.save({name: t.contiguous() for name, t in tensors.items()}))
         except OSError as error:
-            raise StoreError(f"cannot write inputs: {error}", where=str(dest), remedy="Free some space, or give --out") from error
+            remedy = "Free some space, or give --out"
+            raise StoreError(f"cannot write inputs: {error}", where=str(dest), remedy=remedy) from error
         return dest
+
+
+def write_inputs(case: Case, dest: Path, *, poison: str, goldens: GoldenSet | None = None) -> Path:
+    """As :meth:`GoldenSet.write_inputs`, with the default set where none is given."""
+    return (goldens or load()).write_inputs(case, dest, poison=poison)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write to a temporary name beside ``path`` and rename: nobody ever reads half a file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 # ---- loading -----------------------------------------------------------------------------------------------
@@ -82,21 +104,22 @@ def default_root() -> Path:
 
 
 def load(root: Path | None = None) -> GoldenSet:
-    """The set in ``root``, every byte of it verified.
+    """The set in ``root`` (None: :func:`default_root`), every byte of it verified.
 
     Raises:
-        GoldenError: missing, unreadable, LFS pointer text, a hash that does not agree, too few cases.
+        GoldenError: missing, unreadable, LFS pointer text, another schema or generator, a hash that does not agree,
+            too few cases.
     """
     folder = default_root() if root is None else Path(root)
     raw = _read(folder / "manifest.json")
     try:
         manifest = json.loads(raw)
-        if manifest["schema"] != SCHEMA:
-            raise GoldenError(f"golden manifest of schema {manifest['schema']}, this version reads {SCHEMA}", where=str(folder), remedy=REMEDY)
-        blobs, listed = manifest["blobs"], manifest["cases"]
-        cases = {id: Case.from_json({"id": id, **entry, "inputs_sha256": entry["inputs_sha256"]["a"]}) for id, entry in listed.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise GoldenError(f"golden manifest cannot be read: {error!r}", where=str(folder / "manifest.json"), remedy=REMEDY) from error
+        _check_versions(manifest, folder)
+        blobs, listed = dict(manifest["blobs"]), dict(manifest["cases"])
+        cases = {id: _case(id, entry) for id, entry in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        where = str(folder / "manifest.json")
+        raise GoldenError(f"golden manifest cannot be read: {error!r}", where=where, remedy=REMEDY) from error
     _check_floor(cases, folder)
     tensors: dict[str, dict[str, Tensor]] = {id: {} for id in cases}
     for name, pinned in sorted(blobs.items()):
@@ -105,34 +128,55 @@ def load(root: Path | None = None) -> GoldenSet:
             if id in tensors:
                 tensors[id][part] = tensor
     _check_tensors(listed, tensors, folder)
-    return GoldenSet(root=folder, key=hashlib.sha256(raw).hexdigest(), manifest=manifest, by_id=cases, tensors=tensors)
+    key = hashlib.sha256(raw).hexdigest()
+    return GoldenSet(root=folder, key=key, manifest=manifest, by_id=cases, tensors=tensors)
+
+
+def _case(id: str, entry: Mapping[str, Any]) -> Case:
+    if not all(len(entry["inputs_sha256"][poison]) == 64 for poison in generate.POISONS):
+        raise ValueError(f"{id}: no sha256 of its inputs")
+    if not entry["tensors_sha256"]:
+        raise ValueError(f"{id}: no tensors")
+    return Case.from_json({"id": id, **entry, "inputs_sha256": entry["inputs_sha256"]["a"]})
+
+
+def _check_versions(manifest: Mapping[str, Any], folder: Path) -> None:
+    for name, ours in (("schema", SCHEMA), ("generator", generate.VERSION)):
+        if manifest[name] != ours:
+            what = f"golden manifest of {name} {manifest[name]!r}, this version of dsabisect reads {name} {ours!r}"
+            raise GoldenError(what, where=str(folder), remedy=REMEDY)
 
 
 def _read(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise GoldenError(f"no golden {path.name}: {error.strerror}", where=str(path.parent), remedy=REMEDY) from error
+        what = f"no golden {path.name}: {error.strerror}"
+        raise GoldenError(what, where=str(path.parent), remedy=REMEDY) from error
     if raw.startswith(LFS_POINTER):
-        raise GoldenError(f"golden {path.name} is a Git LFS pointer, not the file", where=str(path), remedy="`git lfs pull`, or " + REMEDY)
+        what = f"golden {path.name} is a Git LFS pointer, not the file"
+        raise GoldenError(what, where=str(path), remedy="`git lfs pull`, or r" + REMEDY[1:])
     return raw
 
 
 def _blob(path: Path, pinned: str) -> dict[str, Tensor]:
     raw = _read(path)
     if hashlib.sha256(raw).hexdigest() != pinned:
-        raise GoldenError(f"golden {path.name} is damaged: its sha256 is not the manifest's", where=str(path), remedy=REMEDY)
+        what = f"golden {path.name} is damaged: its sha256 is not the manifest's"
+        raise GoldenError(what, where=str(path), remedy=REMEDY)
     try:
-        return dict(load_file(str(path)))
-    except SafetensorError as error:
-        raise GoldenError(f"golden {path.name} is no safetensors file: {error}", where=str(path), remedy=REMEDY) from error
+        return dict(safetensors.load(raw))
+    except (SafetensorError, ValueError, KeyError) as error:
+        what = f"golden {path.name} is no safetensors file: {error}"
+        raise GoldenError(what, where=str(path), remedy=REMEDY) from error
 
 
 def _check_floor(cases: Mapping[str, Case], folder: Path) -> None:
     for suite, floor in FLOOR.items():
         count = sum(suite in c.suites for c in cases.values())
         if count < floor:
-            raise GoldenError(f"golden set has {count} cases in suite {suite}, at least {floor} are needed", where=str(folder), remedy=REMEDY)
+            what = f"golden set has {count} cases in suite {suite}, at least {floor} are needed"
+            raise GoldenError(what, where=str(folder), remedy=REMEDY)
 
 
 def _check_tensors(listed: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
@@ -147,8 +191,8 @@ def _check_tensors(listed: Mapping[str, Any], tensors: Mapping[str, Mapping[str,
 def read_outputs(path: Path) -> dict[str, Tensor]:
     """Outputs that a candidate's process wrote. StoreError when they are no safetensors."""
     try:
-        return dict(load_file(str(path)))
-    except (OSError, SafetensorError, ValueError) as error:
+        return dict(safetensors.load(path.read_bytes()))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise StoreError(f"outputs cannot be read: {error}", where=path.name) from error
 
 
@@ -157,41 +201,55 @@ def read_outputs(path: Path) -> dict[str, Tensor]:
 
 def code_key() -> str:
     """Hash of the code that decides what a golden is and what is accepted."""
-    folder = Path(oracle.__file__).parent
-    return digest([[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in sorted(folder.glob("*.py"))])
+    files = [*sorted(Path(oracle.__file__).parent.glob("*.py")), Path(__file__)]
+    return digest([[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in files])
 
 
 def verify_controls(goldens: GoldenSet, cases: Sequence[Case], cache: Path | None) -> int:
-    """Run the negative controls of ``cases``; how many were rejected. Results are kept in ``cache`` by content.
+    """Run the negative controls of ``cases``; how many faults were rejected.
+
+    Results are kept in the folder ``cache`` by the content of the set and of the code; None keeps nothing.
 
     Raises:
         BadOracle: a planted fault was accepted, or a legitimate difference rejected.
+        StoreError: ``cache`` cannot be written.
     """
     key = digest([goldens.key, code_key(), torch.__version__])[:24]
     stamp = cache / f"{key}.json" if cache else None
-    known: dict[str, int] = json.loads(stamp.read_text()) if stamp and stamp.is_file() else {}
+    known = _known(stamp)
     for case in cases:
         if case.id not in known:
             known[case.id] = _control(goldens, case)
-    if stamp and cache:
-        cache.mkdir(parents=True, exist_ok=True)
-        temporary = stamp.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(known))
-        os.replace(temporary, stamp)
+    if stamp:
+        try:
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            _replace(stamp, json.dumps(known, sort_keys=True).encode())
+        except OSError as error:
+            what = f"cannot keep the results of the negative controls: {error.strerror or error}"
+            raise StoreError(what, where=str(stamp.parent), remedy="Make it writable") from error
     return sum(known[c.id] for c in cases)
 
 
+def _known(stamp: Path | None) -> dict[str, int]:
+    """What an earlier run kept; {} when there is none or it cannot be read, so that everything runs again."""
+    try:
+        kept = json.loads(stamp.read_bytes()) if stamp else {}
+    except (OSError, ValueError):
+        return {}
+    usable = isinstance(kept, dict) and all(type(count) is int and count > 0 for count in kept.values())
+    return kept if usable else {}
+
+
 def _control(goldens: GoldenSet, case: Case) -> int:
-    golden, inputs = goldens.golden(case.id), generate.inputs(case)
-    verdicts = dict(controls.rejections(case, inputs, golden))
-    passed = [name for name, by in verdicts.items() if not by]
-    if passed:
-        raise BadOracle(f"case {case.id} would not notice: {passed[0]}", where=str(goldens.root), remedy="No verdict can be given with this set; " + REMEDY)
-    for name, outputs in controls.legitimate(case, inputs, golden):
-        wrong = [c for c in controls.compare.compare(case, golden, [outputs]) if not c.ok]
-        if wrong:
-            raise BadOracle(f"case {case.id} rejects a legitimate difference: {name} ({wrong[0].name})", where=str(goldens.root), remedy=REMEDY)
-    return len(verdicts)
+    rejected, unsound = controls.examine(case, generate.inputs(case), goldens.golden(case.id))
+    _refuse(case, rejected, unsound, goldens.root)
+    return len(rejected)
+
+
+def _refuse(case: Case, rejected: Mapping[str, str], unsound: Sequence[str], root: Path) -> None:
+    if unsound or not rejected:
+        what = f"case {case.id} {unsound[0] if unsound else 'has no negative control'}"
+        raise BadOracle(what, where=str(root), remedy="No verdict can be given with this set. " + REMEDY)
 
 
 # ---- making --------------------------------------------------------------------------------------------------
@@ -205,7 +263,8 @@ def make(case: Case) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _logits_golden(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {**_rows(case, inputs, oracle.logits_of_quantised(case, inputs)), "condition": oracle.condition(case, inputs)}
+    rows = oracle.logits_of_quantised(case, inputs)
+    return {**_rows(case, inputs, rows), "condition": oracle.condition(case, inputs)}
 
 
 def _rows(case: Case, inputs: Mapping[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
@@ -252,31 +311,43 @@ _MAKE = {
 
 
 def write(root: Path, chosen: Sequence[Case] = grid.CASES) -> None:
-    """Make and write the whole set: one blob a stage, one manifest. Twice gives identical bytes."""
-    root.mkdir(parents=True, exist_ok=True)
+    """Make and write the whole set: one blob a stage, one manifest, in which each case lists what rejects each control.
+
+    Twice gives identical bytes. The manifest comes last: until then the old one disagrees with new blobs.
+
+    Raises:
+        BadOracle: a negative control is accepted; nothing is written.
+    """
     blobs: dict[str, dict[str, Tensor]] = {}
     listed: dict[str, Any] = {}
     for case in chosen:
         tensors, hashes = make(case)
-        rejected = dict(controls.rejections(case, generate.inputs(case), tensors))
-        if not all(rejected.values()):
-            raise BadOracle(f"case {case.id} would not notice: {[n for n, by in rejected.items() if not by]}")
-        entry = {k: v for k, v in to_json(replace(case, inputs_sha256="")).items() if k != "id"}
-        listed[case.id] = {
-            **entry,
-            "inputs_sha256": hashes,
-            "tensors_sha256": {name: generate.sha256({name: t}) for name, t in tensors.items()},
-            "controls": rejected,
-        }
-        blobs.setdefault(f"{case.stage.value}.safetensors", {}).update({f"{case.id}/{n}": t.contiguous() for n, t in tensors.items()})
-    for name, content in blobs.items():
-        save_file(content, str(root / name))
+        rejected, unsound = controls.examine(case, generate.inputs(case), tensors)
+        _refuse(case, rejected, unsound, root)
+        listed[case.id] = _entry(case, tensors, hashes, rejected)
+        into = blobs.setdefault(f"{case.stage.value}.safetensors", {})
+        into.update({f"{case.id}/{name}": tensor.contiguous() for name, tensor in tensors.items()})
+    raw = {name: safetensors.save(content) for name, content in blobs.items()}
     manifest = {
         "schema": SCHEMA,
         "generator": generate.VERSION,
-        "oracle_sha256": hashlib.sha256(Path(oracle.__file__).read_bytes()).hexdigest(),
+        "generator_sha256": source_sha256(generate),
+        "oracle_sha256": source_sha256(oracle),
         "made_with": {"torch": torch.__version__.partition("+")[0]},
-        "blobs": {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in sorted(blobs)},
+        "blobs": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(raw.items())},
         "cases": listed,
     }
-    (root / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=False) + "\n")
+    root.mkdir(parents=True, exist_ok=True)
+    for name, content in raw.items():
+        _replace(root / name, content)
+    _replace(root / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def source_sha256(module: ModuleType) -> str:
+    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+
+
+def _entry(case: Case, tensors: Mapping[str, Tensor], hashes: Mapping[str, str], rejected: Mapping[str, str]) -> Any:
+    pinned = {name: generate.sha256({name: tensor}) for name, tensor in tensors.items()}
+    told = {name: value for name, value in to_json(case).items() if name not in ("id", "inputs_sha256")}
+    return {**told, "inputs_sha256": dict(hashes), "tensors_sha256": pinned, "controls": dict(rejected)}

@@ -47,12 +47,14 @@ def advise(
     context: Sequence[str] = (),
     known_notes: Collection[str] = (),
     defaults: Collection[str] = DEFAULTS,
+    before: Cells = (),
 ) -> Recommendation:
     """The recommendation for ``culprit`` from every cell measured there.
 
     ``observations``: all columns at the culprit. ``flips``: "old → new" lines of its patch that move a switch's
     default. ``forced_unchanged``: every forced path answers at the culprit as at its parent. ``known_notes``: what the
     probe noted at the parent too. ``defaults``: names of the paths that force nothing.
+    ``before``: the same columns at the parent.
     """
     if len(suspects) != 1 or not confirmed:
         return _hold(suspects, culprit, context)
@@ -60,7 +62,7 @@ def advise(
     if not broken:
         return _unmeasured(culprit, context)
     because = [_what_broke(broken)]
-    notes = (*_beside(observations, broken), *_notes(observations, context, known_notes))
+    notes = (*_beside(observations, broken, before), *_notes(observations, context, known_notes))
     if flips and forced_unchanged:
         because.append("each forced path answers as at the parent: only the default selection changed")
         because += [f"the change moves a default: {flip}" for flip in flips]
@@ -203,7 +205,23 @@ def _why_not_gate(
     if batch:
         told = " or ".join(text_of(p) for p in batch[:3])
         return [f"the condition is {told}: it changes from batch to batch, no instance can be gated on it", *no_switch]
-    return ["no condition over the facets separates the bad cells from the good ones", *no_switch]
+    apart = _by_failure(bad, good)
+    return [*(apart or ["no condition over the facets separates the bad cells from the good ones"]), *no_switch]
+
+
+def _by_failure(bad: Cells, good: Cells) -> list[str]:
+    """Where the change broke several things at once: the condition of each, told apart by how it fails."""
+    kinds: dict[str, list[Observation]] = {}
+    for cell in bad:
+        kinds.setdefault(cell.failure.signature if cell.failure else cell.reason.value, []).append(cell)
+    if len(kinds) < 2:
+        return []
+    lines = []
+    for cells in kinds.values():
+        found = separating(cells, good, (*STATIC, *PER_BATCH))
+        when = " or ".join(map(text_of, found[:3])) or "no condition separates them"
+        lines.append(f"{len(cells)} cells, when {when}: {cells[0].detail}")
+    return lines
 
 
 def _left_bad(path: PathSpec, static: Sequence[Predicate], broken: Cells, defaults: Collection[str]) -> list[str]:
@@ -238,16 +256,19 @@ def _spread(path: PathSpec, bad: Cells, good: Cells, every: Cells) -> list[str]:
     return lines
 
 
-def _beside(every: Cells, broken: Cells) -> tuple[str, ...]:
+def _beside(every: Cells, broken: Cells, before: Cells) -> tuple[str, ...]:
     """Bad cells that this answer does not accuse the change of: they were bad before, or fail in another way."""
+    earlier = {o.column: o.detail for o in before}
     ours = {o.column for o in broken}
     others = [o for o in every if o.verdict is Verdict.BAD and o.column not in ours]
     if not others:
         return ()
     kinds = sorted({o.reason.value for o in others})
     first = others[0]
-    told = f"{len(others)} more bad cells ({', '.join(kinds)}), such as {first.column}: {first.detail}"
-    return (f"not laid to this change: {told}",)
+    told = f"{len(others)} more bad cell(s) ({', '.join(kinds)}), such as {first.column}: {first.detail}"
+    was = earlier.get(first.column, "")
+    at_parent = f"; at the parent: {was}" if was and was != first.detail else ""
+    return (f"not laid to this change: {told}{at_parent}",)
 
 
 def _notes(observations: Cells, context: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
@@ -260,7 +281,7 @@ def _untested(mine: Cells, path: PathSpec) -> tuple[str, ...]:
     if not skipped:
         return ()
     kinds = ", ".join(sorted({o.reason.value for o in skipped}))
-    return (f"{len(skipped)} cells of {path.name} could not be tested ({kinds}), such as {skipped[0].column}",)
+    return (f"{len(skipped)} cell(s) of {path.name} could not be tested ({kinds}), such as {skipped[0].column}",)
 
 
 def _other_arch(culprit: Change, path: PathSpec, cells: Cells, arch: str) -> tuple[str, ...]:

@@ -68,15 +68,17 @@ def _number(value: object) -> str:
 
 
 def describe(comparison: Comparison) -> str:
-    """`end_to_end diff: row 3: 0.41 > 0.0021 allowed · overlap …`"""
+    """`end_to_end diff: 0.41 > 0.0021 allowed (row 3, position 17)`: the numbers first, lines get cut at their end."""
     shown = dict(comparison.metrics)
-    where = "".join(f" {name} {at}" for name, at in (comparison.worst_at or {}).items())
+    where = ", ".join(f"{name} {at}" for name, at in (comparison.worst_at or {}).items())
+    at = f" ({where})" if where else ""
+    head = f"{comparison.stage.value} {comparison.name}"
     allowed = shown.pop("allowed", comparison.tolerance.get("max"))
     if comparison.name in ("diff", "regret"):
         seen = shown.get("row_error", shown.get("max"))
-        return f"{comparison.stage.value} {comparison.name}:{where}: {_number(seen)} > {_number(allowed)} allowed"
+        return _line(f"{head}: {_number(seen)} > {_number(allowed)} allowed{at}")
     numbers = ", ".join(f"{name} {_number(value)}" for name, value in shown.items() if value != "")
-    return _line(f"{comparison.stage.value} {comparison.name}:{where}: {numbers}")
+    return _line(f"{head}: {numbers}{at}")
 
 
 # ---- signatures: is it the failure that is searched for? ------------------------------------------------------

@@ -67,7 +67,7 @@ def _confirmed(report: Report, first: Mapping[str, Any]) -> str:
 
 
 def diverges(report: Report, first: Mapping[str, Any]) -> str:
-    """`fused: 8 of 16 cells: end_to_end diff: row 2: 0.362 > 0.00304 allowed`"""
+    """`fused: 8 of 16 cells: end_to_end diff: 0.362 > 0.00304 allowed (row 2)`"""
     row = _rows(report["observations"]).get(first["sha"], {})
     path = first["column"].partition("/")[0]
     mine = [column for column, o in row.items() if o["path"] == path and o["reason"] != "absent"]

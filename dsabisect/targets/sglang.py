@@ -44,11 +44,12 @@ RELEVANT = (
     f"{_JIT}/dsa", f"{_JIT}/dsv32", f"{_JIT}/dsv4", f"{_JIT}/csrc/deepseek_v32", f"{_JIT}/csrc/deepseek_v4",
     f"{_JIT}/csrc/dsa", f"{_JIT}/csrc/nsa", f"{_JIT}/csrc/fast-hadamard-transform", f"{_JIT}/hadamard.py",
     f"{_JIT}/fused_store_index_cache.py", f"{_JIT}/utils.py", f"{_JIT}/utils", f"{_JIT}/include/sgl_kernel",
-    f"{_KERNELS}/ops/attention/dsa", "python/sglang/srt/environ.py", "python/pyproject.toml",
+    f"{_KERNELS}/ops/attention/dsa", f"{_KERNELS}/ops/attention/dsa_metadata.py",
+    f"{_ATTENTION}/triton_ops/dsa_metadata.py", "python/sglang/srt/environ.py", "python/pyproject.toml",
 )  # fmt: skip
 CHECKOUT = (
     f"{_ATTENTION}/dsa", f"{_ATTENTION}/nsa", f"{_ATTENTION}/dsa_backend.py", f"{_ATTENTION}/nsa_backend.py", _JIT,
-    f"{_KERNELS}/ops/attention", "python/sglang/srt/environ.py", "python/pyproject.toml",
+    f"{_KERNELS}/ops/attention", f"{_ATTENTION}/triton_ops", "python/sglang/srt/environ.py", "python/pyproject.toml",
 )  # fmt: skip
 SUBMODULES: tuple[str, ...] = ()
 JIT_SOURCES = (_JIT, _KERNELS)  # most commits leave the kernels alone: they share what was compiled
@@ -67,7 +68,8 @@ def supports(path: PathSpec, case: Case, device: Device) -> str | None:
     if case.stage is not wanted:
         return f"path {path.name} takes {wanted.value} cases, not {case.stage.value}"
     if path.name == "metadata":
-        return None if device.kind == "cpu" else "the metadata logic is measured with --device cpu; its arch is pretended"
+        on_gpu = "the metadata logic is measured with --device cpu; its arch is pretended"
+        return None if device.kind == "cpu" else on_gpu
     return _indexer_limits(path, case, device)
 
 
@@ -95,7 +97,8 @@ def _layout_limits(path: PathSpec, case: Case, device: Device) -> str | None:
         return f"layouts differ in target_verify only: path {path.name} has nothing of its own in {case.facets['mode']}"
     allowed = NATIVE_DRAFTS.get(device.arch)
     if path.name == "native" and allowed and next_n not in allowed:
-        return f"{device.arch} kernels take next_n {' or '.join(map(str, allowed))}, not {next_n} (asserted in deep_gemm)"
+        taken = " or ".join(map(str, allowed))
+        return f"{device.arch} kernels take next_n {taken}, not {next_n} (asserted in deep_gemm)"
     return None
 
 

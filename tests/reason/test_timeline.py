@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -43,8 +43,8 @@ def test_steps_alternate_and_cover_what_changed() -> None:
         history = "".join(letters)
         told = history.replace("?", "")
         found = steps(history)
-        assert len(found) == sum(a != b for a, b in zip(told, told[1:], strict=False))
-        assert all(a[0] != b[0] for a, b in zip(found, found[1:], strict=False))
+        assert len(found) == sum(a != b for a, b in pairwise(told))
+        assert all(a[0] != b[0] for a, b in pairwise(found))
         for step in found:
             after, upto = map(int, step[1:].split(".."))
             assert history[after] + history[upto] == (".X" if step[0] == "+" else "X.")

@@ -6,15 +6,17 @@ what to force: ``{"layout": "native" | "expanded"}``.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dsabisect.candidate import sglang_indexer, sglang_metadata
-from dsabisect.candidate.probes import HarnessFault, Ran, Setup
+from dsabisect.candidate.probes import HarnessFault, NotExercised, Ran, Setup
 from dsabisect.candidate.sglang_loaded import Loaded, trusted_deep_gemm
 
 INDEXER_PATHS = ("split", "fused", "expanded", "native", "default")
@@ -34,10 +36,21 @@ def open(setup: Setup) -> Probe:
     needed = NEEDED_ON_CPU if setup.device == "cpu" else {"TORCHDYNAMO_DISABLE": "1"}
     for name, value in needed.items():
         if os.environ.get(name) != value:
-            raise HarnessFault(f"{name}={value} must be set before anything is imported", remedy="See targets/sglang.py")
+            raise HarnessFault(f"{name}={value} must be set before the first import", remedy="See targets/sglang.py")
     if setup.device.startswith("cuda"):
         torch.cuda.set_device(setup.device)
     return Probe(setup, checkout)
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Triton's interpreter gives up on kernels that a GPU runs: that is no word about the candidate."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "InterpreterError":
+            raise
+        raise NotExercised(f"Triton's interpreter cannot run a kernel of this commit on a CPU: {error}") from error
 
 
 class Probe:
@@ -54,11 +67,12 @@ class Probe:
         for name, value in path.get("env", {}).items():
             if os.environ.get(name) != value:
                 raise HarnessFault(f"path {path['name']} needs {name}={value} before sglang is imported")
-        if path["name"] == "metadata":
-            return sglang_metadata.run(self.load(case), case, inputs)
-        if path["name"] in INDEXER_PATHS:
-            ran = sglang_indexer.run(self.load(case), path, case, inputs)
-            return Ran(outputs=ran.outputs, proof={**ran.proof, **self.told()}, notes=ran.notes, stood_in=ran.stood_in)
+        with interpreted():
+            if path["name"] == "metadata":
+                return sglang_metadata.run(self.load(case), case, inputs)
+            if path["name"] in INDEXER_PATHS:
+                ran = sglang_indexer.run(self.load(case), path, case, inputs)
+                return replace(ran, proof={**ran.proof, **self.told()})
         raise HarnessFault(f"the sglang probe knows no path {path['name']!r}")
 
     def load(self, case: Mapping[str, Any]) -> Loaded:

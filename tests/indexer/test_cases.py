@@ -1,0 +1,91 @@
+"""The grid: crossed where a gate must be told apart, sampled elsewhere."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from dsabisect.indexer import cases
+from dsabisect.model import Case, Stage
+from dsabisect.outside import golden
+
+KINDS = {"gaussian", "correlated", "negative", "duplicated", "tiny", "saturating"}
+
+
+def of(suite: str, stage: Stage) -> list[Case]:
+    return [case for case in cases.suite(suite) if case.stage is stage]
+
+
+def test_ids_and_seeds_are_unique_and_suites_nest() -> None:
+    assert len({c.id for c in cases.CASES}) == len({c.seed for c in cases.CASES}) == len(cases.CASES)
+    smoke, default, full = (set(c.id for c in cases.suite(name)) for name in cases.SUITES)
+    assert smoke < default < full == {c.id for c in cases.CASES}
+    with pytest.raises(KeyError):
+        cases.suite("huge")
+
+
+@pytest.mark.parametrize("suite", ["smoke", "default"])
+def test_end_to_end_is_crossed_in_full(suite: str) -> None:
+    modes = {("decode", 1), ("target_verify", 2), ("target_verify", 4), ("draft_extend", 2), ("prefill", None)}
+    seen = {(c.facets["rope"], c.facets["heads"], c.facets["mode"], c.facets.get("next_n")) for c in of(suite, Stage.END_TO_END)}
+    assert seen == {(rope, heads, *mode) for rope, heads, mode in product(("neox", "interleaved"), (32, 64), modes)}
+    assert all(c.facets["layout"] == "ragged" for c in of(suite, Stage.END_TO_END) if c.facets["mode"] == "prefill")
+
+
+@pytest.mark.parametrize("suite", ["smoke", "default"])
+def test_logits_are_crossed_in_full(suite: str) -> None:
+    paged = {
+        (c.facets["layout"], c.facets["heads"], c.facets["next_n"], c.facets["lens"])
+        for c in of(suite, Stage.LOGITS) if c.facets["layout"] != "ragged"
+    }  # fmt: skip
+    wanted = set(product(("native", "expanded"), (32, 64), (1, 2, 4), ("causal",)))
+    assert paged == wanted | set(product(("native",), (32, 64), (2, 4), ("full",)))
+    ragged = {(c.facets["heads"], c.shape["clean"]) for c in of(suite, Stage.LOGITS) if c.facets["layout"] == "ragged"}
+    assert ragged == set(product((32, 64), (False, True)))
+
+
+@pytest.mark.parametrize("suite", ["smoke", "default"])
+def test_every_kind_of_data_appears(suite: str) -> None:
+    assert {c.facets["data"] for c in of(suite, Stage.LOGITS)} == KINDS
+    assert {"gaussian", "ties", "plateau", "short"} <= {c.facets["data"] for c in of(suite, Stage.TOPK)}
+    assert {(c.facets["scale"], c.facets["data"]) for c in of(suite, Stage.QUANT)} == set(
+        product(("fp32", "ue8m0"), ("gaussian", "edges"))
+    )
+
+
+def test_metadata_modes_drafts_and_architectures() -> None:
+    seen = {
+        (c.facets["mode"], c.facets["next_n"], c.facets["arch"])
+        for c in of("smoke", Stage.METADATA) if c.facets["deep_gemm"] == "present"
+    }  # fmt: skip
+    wanted = {("decode", 1)} | set(product(("target_verify", "draft_extend"), (2, 4)))
+    assert seen == {(*mode, arch) for mode, arch in product(wanted, ("sm90", "sm100"))}
+    missing = [c for c in of("smoke", Stage.METADATA) if c.facets["deep_gemm"] == "missing"]
+    assert {c.facets["part"] for c in missing} == {"backend", "indexer"}
+    assert all(c.shape["seq_lens"] == [300, 129, 64] and c.shape["accepted"] == [1, 2, 1] for c in of("smoke", Stage.METADATA))
+
+
+def test_topk_is_a_real_selection_somewhere_in_every_end_to_end_case() -> None:
+    assert all(max(c.shape["seq_lens"]) > c.shape["topk"] for c in of("full", Stage.END_TO_END))
+
+
+def test_shapes_stay_inside_their_tables() -> None:
+    for c in of("full", Stage.END_TO_END):
+        assert max(c.shape["seq_lens"]) <= c.shape["max_position"]
+        assert all(0 < e <= n for e, n in zip(c.shape["extend_lens"], c.shape["seq_lens"], strict=True))
+    for c in of("full", Stage.LOGITS):
+        if c.facets["layout"] != "ragged":
+            assert min(c.shape["context_lens"]) >= int(c.facets["next_n"])
+
+
+def test_default_has_long_wide_and_single_batches() -> None:
+    lens = [c.shape.get("context_lens", c.shape.get("seq_lens", [0])) for c in cases.suite("default")]
+    assert {max(n) for n in lens} >= {2049, 4097}
+    assert {len(n) for n in lens} >= {1, 4, 33}
+    assert {c.shape["topk"] for c in of("default", Stage.END_TO_END)} >= {64, 512, 2048}
+
+
+def test_the_floor_is_what_the_grid_holds() -> None:
+    """Taking cases away means lowering the floor in the same change, where a reader sees it."""
+    assert {name: len(cases.suite(name)) for name in cases.SUITES} == golden.FLOOR
