@@ -82,7 +82,8 @@ def scheduled_lens(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
 
     lens_causal, lens_full [B,next_n]: each draft token its own length, or each the whole context of its sequence (the
     kernel that takes all drafts at once is cut off afterwards). lens_accepted [sum(accepted)] in draft_extend: the
-    accepted tokens only, causal. lens_none [0]: without deep_gemm there is no scheduler to be told anything.
+    accepted tokens only, causal; a batch of fixed shape (sglang since 2026-06) extends by all drafts: lens_causal.
+    lens_none [0]: without deep_gemm there is no scheduler to be told anything.
     """
     if case.facets["deep_gemm"] == "missing":
         return {"lens_none": torch.empty(0, dtype=torch.int32)}
@@ -90,7 +91,7 @@ def scheduled_lens(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     if case.facets["mode"] == "draft_extend":
         accepted = inputs["accepted"].tolist()
         rows = [causal_lens(c[None], n)[0] for c, n in zip(context, accepted, strict=True)]
-        return {"lens_accepted": torch.cat(rows).int()}
+        return {"lens_accepted": torch.cat(rows).int(), "lens_causal": causal_lens(context, next_n).int()}
     return {"lens_causal": causal_lens(context, next_n).int(), "lens_full": context[:, None].repeat(1, next_n).int()}
 
 

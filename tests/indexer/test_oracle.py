@@ -41,7 +41,8 @@ def by_hand(inputs: dict[str, torch.Tensor], *, neox: bool) -> list[list[float]]
         for j in range(extend):
             token = length - extend + j
             gate = [dot(t["weights_proj"][h], t["x"][start + token]) for h in range(H)]
-            q = [rotated(t["wq_b"][h * 128 : (h + 1) * 128] @ t["q_lora"][at], t["cos_sin_cache"][token], neox) for h in range(H)]
+            heads = (t["wq_b"] @ t["q_lora"][at]).reshape(H, 128)
+            q = [rotated(head, t["cos_sin_cache"][token], neox) for head in heads]
             rows.append([
                 sum(gate[h] / math.sqrt(H) / math.sqrt(128) * max(0.0, dot(q[h], keys[s])) for h in range(H))
                 for s in range(token + 1)
@@ -98,15 +99,15 @@ def test_rope_keeps_lengths_and_leaves_the_last_64_alone() -> None:
         torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
         # what rotary embedding is for: the product depends on the distance only
         at = torch.from_numpy(generate.cos_sin(9))
-        near, far = ((oracle.rope(x[:1], at[[i]], neox=neox) * oracle.rope(x[1:2], at[[i - 3]], neox=neox)).sum() for i in (5, 8))
-        torch.testing.assert_close(near, far, rtol=1e-6, atol=1e-6)
+        ends = [(oracle.rope(x[:1], at[[i]], neox=neox), oracle.rope(x[1:2], at[[i - 3]], neox=neox)) for i in (5, 8)]
+        torch.testing.assert_close(*((a * b).sum() for a, b in ends), rtol=1e-6, atol=1e-6)
 
 
 def test_hadamard_is_symmetric_orthogonal_and_of_plus_minus_one() -> None:
     h = oracle.hadamard(torch.eye(128, dtype=torch.float64))
     torch.testing.assert_close(h @ h, torch.eye(128, dtype=torch.float64), rtol=0, atol=1e-12)
-    sign = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(128)] for i in range(128)], dtype=torch.float64)
-    torch.testing.assert_close(h, sign / math.sqrt(128), rtol=1e-15, atol=0)
+    sign = [[(-1.0) ** bin(i & j).count("1") for j in range(128)] for i in range(128)]
+    torch.testing.assert_close(h, torch.tensor(sign, dtype=torch.float64) / math.sqrt(128), rtol=1e-15, atol=0)
 
 
 def test_hadamard_on_both_sides_keeps_the_logits() -> None:
@@ -147,6 +148,12 @@ def test_page_slots() -> None:
     assert got.tolist() == [7 * 64, 7 * 64 + 63, 2 * 64, 5 * 64 + 2, -1]
 
 
+def weighted(q: np.ndarray, weights: np.ndarray, k: list[float]) -> float:
+    """q [H,128] codes, weights [H], k 128 values → sum_h w relu(q·k)."""
+    dots = [math.fsum(decode_e4m3(int(c)) * y for c, y in zip(head, k, strict=True)) for head in q]
+    return math.fsum(float(w) * max(0.0, d) for w, d in zip(weights, dots, strict=True))
+
+
 @pytest.mark.parametrize("id", ["logits-native-h32-n2-causal", "logits-expanded-h64-n4-causal"])
 def test_paged_logits_are_what_loops_over_the_bytes_give(id: str) -> None:
     case = ALL[id]
@@ -160,10 +167,7 @@ def test_paged_logits_are_what_loops_over_the_bytes_give(id: str) -> None:
             page = t["kv_cache"][t["block_table"][b, s // 64]].tobytes()
             k = [decode_e4m3(c) for c in page[s % 64 * 128 : s % 64 * 128 + 128]]
             scale = float(np.frombuffer(page[64 * 128 + s % 64 * 4 :][:4], dtype="<f4")[0])
-            want = scale * math.fsum(
-                float(t["weights"][row, h]) * max(0.0, math.fsum(decode_e4m3(int(c)) * y for c, y in zip(t["q"][b, j, h], k, strict=True)))
-                for h in range(t["q"].shape[2])
-            )
+            want = scale * weighted(t["q"][b, j], t["weights"][row], k)
             assert math.isclose(float(rows[row][s]), want, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -175,10 +179,7 @@ def test_ragged_logits_are_what_loops_give() -> None:
     for row in (0, 17, 32):
         s = int(t["ke"][row]) - 1
         k = [decode_e4m3(int(c)) for c in t["k"][s]]
-        want = float(t["k_scale"][s]) * math.fsum(
-            float(t["weights"][row, h]) * max(0.0, math.fsum(decode_e4m3(int(c)) * y for c, y in zip(t["q"][row, h], k, strict=True)))
-            for h in range(32)
-        )
+        want = float(t["k_scale"][s]) * weighted(t["q"][row], t["weights"][row], k)
         assert math.isclose(float(rows[row][-1]), want, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -242,7 +243,13 @@ def test_modelled_roundings_are_of_the_size_measured_on_a_gpu(split: bool) -> No
             "meta-target_verify-n2-sm100",
             {"lens_causal": [[299, 300], [128, 129], [63, 64]], "lens_full": [[300, 300], [129, 129], [64, 64]]},
         ),
-        ("meta-draft_extend-n4-sm90", {"lens_accepted": [300, 128, 129, 64]}),
+        (
+            "meta-draft_extend-n4-sm90",
+            {
+                "lens_accepted": [300, 128, 129, 64],
+                "lens_causal": [[297, 298, 299, 300], [126, 127, 128, 129], [61, 62, 63, 64]],
+            },
+        ),
         ("meta-decode-indexer-without-deep-gemm", {"lens_none": []}),
     ],
 )
