@@ -250,6 +250,7 @@ class Evaluator:
             env=self.target.environment(prepared.checkout, self.device),
             cells=cells,
             jit_key=jit_key,
+            shared=self.target.DEPENDENCY_CACHES,
         )
         preparing = dict(prepared.timing)  # counted once an evaluation: on its first cell
         for measurement in measurements:

@@ -229,9 +229,10 @@ def legitimate(case: Case, inputs: Inputs, golden: Golden, good: Run) -> Iterato
         yield "fused numerics", _rows(case, golden, oracle.rounded_end_to_end(case, inputs, split=False))
     if case.stage is Stage.TOPK:
         yield "index order", {"topk": good["topk"].flip(-1)}
-        yield "other ones of equal values", {
-            "topk": select(inputs["logits"], inputs["row_lens"].long(), int(case.shape["topk"]), last_first=True)
-        }
+        yield (
+            "other ones of equal values",
+            {"topk": select(inputs["logits"], inputs["row_lens"].long(), int(case.shape["topk"]), last_first=True)},
+        )
     if case.stage is Stage.METADATA:
         yield from ((name, {"lens": golden[name]}) for name in golden)
 

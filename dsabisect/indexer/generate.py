@@ -215,7 +215,7 @@ def _heads(case: Case, rows: int, keys: int) -> tuple[Array, Array, Array]:
     if data == "duplicated":
         k = k[integers(seed, "copies", keys, max(1, keys // 4))]
     if data == "tiny":
-        k[:: 3] *= np.float32(2.0**-22)
+        k[::3] *= np.float32(2.0**-22)
         q[::2] *= np.float32(2.0**-22)
     if data == "saturating":
         k[1::3] *= np.float32(4096)

@@ -23,7 +23,6 @@ class Told:
     body: str
 
 
-
 def plain_title(title: str) -> str:
     """A title without pull-request numbers at its end, without case, with single spaces."""
     return " ".join(NUMBERS.sub("", title).casefold().split())

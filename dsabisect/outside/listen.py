@@ -41,6 +41,7 @@ class Job:
     env: Mapping[str, str]
     cells: Sequence[Cell]
     caches: Path
+    shared: Sequence[str]  # cache variables of installed dependencies
     files: int  # sources in the checkout, before anything ran
     limits: Limits
     log_root: Path
@@ -200,6 +201,9 @@ def robbed(job: Job, waiting: Sequence[int], gone: int) -> Indexed:
     failure = failures.plain("CheckoutRemoved", f"it removed {gone} of its own source files")
     for index in waiting:
         cell = job.cells[index]
-        yield index, Measurement(
-            path=cell.path.name, case=cell.case.id, outcome=Outcome.RAISED, failure=failure, detail=failure.message
+        yield (
+            index,
+            Measurement(
+                path=cell.path.name, case=cell.case.id, outcome=Outcome.RAISED, failure=failure, detail=failure.message
+            ),
         )

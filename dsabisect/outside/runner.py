@@ -169,12 +169,14 @@ class Runner:
         cells: Sequence[Cell],
         fresh: bool = False,
         jit_key: str = "",
+        shared: Sequence[str] = (),
     ) -> Iterator[Measurement]:
         """One Measurement a cell, in the order of ``cells``, as they come.
 
         Cells whose paths share environment and settings share a forked child, until one of them fails; the next then
         begins in a fresh one. ``jit_key`` (default: the build's) names the JIT caches: builds with equal kernel
-        sources may share them. ``fresh``: with empty JIT caches that are thrown away afterwards.
+        sources may share them. ``shared``: cache variables of an installed dependency, which no commit decides: one
+        folder for all. ``fresh``: with empty JIT caches that are thrown away afterwards.
 
         Raises:
             HarnessFault: our own code or the probe failed.
@@ -189,7 +191,7 @@ class Runner:
         kernels = _safe(jit_key or build_key)
         caches = self.work / "jit" / (f"{kernels}.{secrets.token_hex(4)}" if fresh else kernels)
         job = Job(
-            key=key, checkout=checkout, probe=probe, device=device, env=env, cells=cells, caches=caches,
+            key=key, checkout=checkout, probe=probe, device=device, env=env, cells=cells, caches=caches, shared=shared,
             files=_count_files(checkout), limits=self.limits, log_root=self.log_root,
         )  # fmt: skip
         ready: dict[int, Measurement] = {}
@@ -223,6 +225,7 @@ class Runner:
         path = job.cells[waiting[0]].path
         with self._scratch() as scratch:
             env = self._env({**job.env, **path.env}, scratch, job.caches)
+            env |= surroundings.caches_of(job.shared, self.work / "jit" / "shared")
             request = {
                 "do": "measure", "env": env, "cwd": str(scratch / "cwd"), "probe": job.probe,
                 "roots": [str(job.caches)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 PASSED_ON = (
@@ -54,6 +54,14 @@ def private(scratch: Path, caches: Path) -> dict[str, str]:
     """HOME, TMPDIR and the like below ``scratch``, JIT caches below ``caches``; all of these folders are made."""
     folders = {name: scratch / place for name, place in PLACES.items()}
     folders |= {name: caches / place for name, place in CACHES.items()}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+def caches_of(names: Iterable[str], root: Path) -> dict[str, str]:
+    """The cache variables ``names`` with folders below ``root``, which are made."""
+    folders = {name: root / CACHES[name] for name in names}
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
     return {name: str(folder) for name, folder in folders.items()}

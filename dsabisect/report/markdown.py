@@ -29,7 +29,7 @@ def safe(foreign: object, limit: int = 200) -> str:
     if begins is None:
         return shown
     lead = begins[0]
-    return f"{lead}\\{shown[len(lead):]}" if lead.isdigit() else f"\\{shown}"
+    return f"{lead}\\{shown[len(lead) :]}" if lead.isdigit() else f"\\{shown}"
 
 
 def _escaped(part: str) -> str:

@@ -53,6 +53,7 @@ class Target(Protocol):
     RELEVANT: tuple[str, ...]  # git pathspecs: a commit that touches none of them cannot change the answer
     CHECKOUT: tuple[str, ...]  # folders and files that a checkout needs; () = everything
     SUBMODULES: tuple[str, ...]  # submodule paths that a build needs
+    DEPENDENCY_CACHES: tuple[str, ...]  # cache variables of what is installed, not built: shared by all commits
     JIT_SOURCES: tuple[str, ...]  # git pathspecs that decide what is compiled at run time; () = all of RELEVANT
 
     def supports(self, path: PathSpec, case: Case, device: Device) -> str | None:
@@ -111,6 +112,7 @@ def conformance(target: Any) -> list[str]:
     for name, kind in (
         ("NAME", str), ("TITLE", str), ("PROBE", str), ("PATHS", tuple), ("DEFAULT_PATHS", tuple),
         ("RELEVANT", tuple), ("CHECKOUT", tuple), ("SUBMODULES", tuple), ("JIT_SOURCES", tuple),
+        ("DEPENDENCY_CACHES", tuple),
     ):  # fmt: skip
         if not isinstance(getattr(target, name, None), kind):
             faults.append(f"{name} is missing or not a {kind.__name__}")

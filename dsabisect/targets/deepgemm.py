@@ -27,6 +27,7 @@ RELEVANT = ("deep_gemm", "csrc", "setup.py", "third-party", ".gitmodules")
 CHECKOUT: tuple[str, ...] = ()  # 4 MB in all, and setup.py of later commits imports from scripts/
 SUBMODULES = ("third-party/cutlass", "third-party/fmt")
 JIT_SOURCES: tuple[str, ...] = ()
+DEPENDENCY_CACHES: tuple[str, ...] = ()
 
 LAYOUTS = {"paged": ("native", "expanded"), "ragged": ("ragged",)}
 HEADS = {"sm90": (32, 64), "sm100": (8, 16, 32, 64)}

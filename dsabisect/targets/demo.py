@@ -46,6 +46,7 @@ RELEVANT = ("miniindexer",)
 CHECKOUT = ("miniindexer",)
 SUBMODULES: tuple[str, ...] = ()
 JIT_SOURCES: tuple[str, ...] = ()
+DEPENDENCY_CACHES: tuple[str, ...] = ()
 
 STAGE_OF = {
     "split": Stage.END_TO_END, "fused": Stage.END_TO_END, "default": Stage.END_TO_END,

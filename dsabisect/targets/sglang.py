@@ -52,6 +52,8 @@ CHECKOUT = (
     f"{_KERNELS}/ops/attention", f"{_ATTENTION}/triton_ops", "python/sglang/srt/environ.py", "python/pyproject.toml",
 )  # fmt: skip
 SUBMODULES: tuple[str, ...] = ()
+# deep_gemm is the installed wheel at every commit; its cache is keyed by its own sources
+DEPENDENCY_CACHES = ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "SGL_DG_CACHE_DIR")
 JIT_SOURCES = (_JIT, _KERNELS)  # most commits leave the kernels alone: they share what was compiled
 
 PINNED = ("sgl-kernel", "sglang-kernel", "sgl-deep-gemm", "deep-gemm", "flashinfer_python", "flashinfer_cubin", "torch",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from dsabisect.indexer import compare, controls, generate, tolerances
-from dsabisect.model import Case, Comparison, Stage, to_json
+from dsabisect.model import Case, Comparison, to_json
 from dsabisect.outside import golden
 
 SET = golden.load()
@@ -103,8 +104,9 @@ def test_quantised_outputs_must_be_bytes_and_fp32(quant: Asked) -> None:
 def test_outside_the_valid_region_anything_may_stand_and_change(paged: Asked, garbage: float) -> None:
     outside = ~compare.valid(paged.golden, paged.good["logits"].shape[1])
     assert bool(outside.any())
-    filled = {"logits": torch.nn.functional.pad(paged.good["logits"].masked_fill(outside, garbage), (0, 99), value=garbage)}
-    other = {"logits": torch.nn.functional.pad(paged.good["logits"].masked_fill(outside, 7.0), (0, 99))}
+    pad, logits = torch.nn.functional.pad, paged.good["logits"]
+    filled = {"logits": pad(logits.masked_fill(outside, garbage), (0, 99), value=garbage)}
+    other = {"logits": pad(logits.masked_fill(outside, 7.0), (0, 99))}
     assert not failing(paged(filled, other, filled))
 
 
@@ -235,6 +237,9 @@ def test_ties_at_the_border_are_free_and_values_below_it_are_not(id: str) -> Non
         changed[row, -1] = wrong[0]
         said = asked({"topk": changed})
         assert failing(said) == {"topk"} and said["topk"].metrics["below_kth"] == 1
+    changed[row] = torch.cat([above, tied[:1], tied[: 63 - len(above)]]).int()  # one of them twice: nothing is left out
+    said = asked({"topk": changed})
+    assert failing(said) == {"topk"} and [said["topk"].metrics[n] for n in ("twice", "left_out", "count")] == [1, 0, 0]
     changed[row] = torch.cat([above[1:], tied[: 65 - len(above)]]).int()
     said = asked({"topk": changed})
     assert failing(said) == {"topk"} and said["topk"].metrics["left_out"] == 1
@@ -325,7 +330,7 @@ def test_scales(quant: Asked) -> None:
     assert failing(powers({**powers.good, "k_scale": powers.good["k_scale"] * (1 + 2.0**-23)})) == {"scale_k"}
 
 
-# ---- metadata: measured on sglang 99da43b90, 13852d3f3, 73b53e7a8, 3b62286fc --------------------------------------------
+# ---- metadata: lengths seen at sglang 99da43b90, 13852d3f3, 73b53e7a8, 3b62286fc ---------------------------------
 
 LENS = [
     ("meta-decode-n1-sm90", [[300], [129], [64]], True),
@@ -356,11 +361,11 @@ def test_lengths_that_reach_the_scheduler(id: str, lens: list[int], right: bool)
     assert said["lens"].metrics["shape"] == str(tuple(torch.tensor(lens).shape))
 
 
-# ---- tolerances -------------------------------------------------------------------------------------------------------
+# ---- tolerances ----------------------------------------------------------------------------------------------
 
 
 def test_each_tolerance_has_a_reason_and_is_used() -> None:
-    source = "".join(open(module.__file__, encoding="utf-8").read() for module in (compare,) if module.__file__)
+    source = Path(compare.__file__).read_text(encoding="utf-8")
     for name, tolerance in tolerances.TABLE.items():
         assert len(tolerance.reason) > 12 and tolerance.value > 0
         assert f'"{name}"' in source, f"{name} is used nowhere"

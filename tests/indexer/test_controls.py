@@ -14,7 +14,8 @@ SMOKE = {case.id: case for case in SET.cases("smoke")}
 WANTED = {
     Stage.END_TO_END: {
         "rope swapped", "hadamard on k only", "k scale off by one token", "q scale left out", "head weights swapped",
-        "times two", "two pages swapped", "one bad row", "causal off by one", "NaN in one valid position", "duplicate index",
+        "times two", "two pages swapped", "one bad row", "causal off by one", "NaN in one valid position",
+        "duplicate index",
     },
     Stage.LOGITS: {
         "k scale off by one token", "head weights swapped", "times two", "two pages swapped", "one bad row",

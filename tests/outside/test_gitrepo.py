@@ -589,7 +589,9 @@ def test_submodule_from_the_users_own_clone(
     (outer.path / "deep").rmdir()
     after = listing(outer.path)
     assert {k: v for k, v in after.items() if k != str(outer.path)} == {
-        k: v for k, v in before.items() if k != str(outer.path)  # its own time: this test made a folder in it
+        k: v
+        for k, v in before.items()
+        if k != str(outer.path)  # its own time: this test made a folder in it
     }
 
 

@@ -235,7 +235,7 @@ def do_write_outside(notes):
 
 
 def do_compile(notes):
-    ctypes.CDLL(None).printf(b"a.cuh(97): error: static assertion failed with \"Invalid block size\"\n")
+    ctypes.CDLL(None).printf(b'a.cuh(97): error: static assertion failed with "Invalid block size"\n')
     raise RuntimeError("Assertion error (csrc/jit/compiler.hpp:197): NVCC compilation failed")
 
 
