@@ -176,7 +176,8 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
 
     goldens = golden.load(request.golden)
     cases = choose_cases(goldens, request.suite, request.cases)
-    run_dir = request.out or store.default_run_dir(Path.cwd() / "dsabisect-runs", run_name(request, history, sha))
+    default = run_name(request, history, sha)
+    run_dir = (request.out or store.default_run_dir(Path.cwd() / "dsabisect-runs", default)).absolute()
     evaluate.writable(run_dir)
     runner = stack.enter_context(
         Runner(

@@ -11,8 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from dsabisect import report
 from dsabisect.targets import demo
 
 DSABISECT = (sys.executable, "-m", "dsabisect")
@@ -125,6 +127,14 @@ def test_unwritable_out(sandbox: Path, history: demo.DemoHistory) -> None:
     fails(call("run", *run_args(history, out=sandbox / "file" / "run"), cwd=sandbox), 128, "--out")
 
 
+def test_relative_paths_are_below_the_current_folder(sandbox: Path, history: demo.DemoHistory) -> None:
+    repo = os.path.relpath(history.path, sandbox)
+    args = ["--repo", repo, "--target", "demo", "--suite", "smoke", "--path", "expanded", "--out", "my run"]
+    done = call("check", history.tip, *args, cwd=sandbox)
+    assert done.returncode == 0, done.stderr
+    assert (sandbox / "my run" / "report.json").is_file()
+
+
 def test_disk_full(sandbox: Path, history: demo.DemoHistory) -> None:
     limited = f"ulimit -f 1; exec {sys.executable} -m dsabisect run {' '.join(run_args(history))}"
     result = subprocess.run(["bash", "-c", limited], cwd=sandbox, capture_output=True, text=True)
@@ -190,4 +200,12 @@ def test_interrupt_keeps_what_was_measured_and_resumes(sandbox: Path, history: d
     assert measured
     done = call("run", *run_args(history, out=out), "--resume", "--json", cwd=sandbox)
     assert done.returncode == 1, done.stderr
-    assert json.loads(done.stdout)["first_diverging"]["sha"] == history.culprit2
+    document = json.loads(done.stdout)
+    assert document["first_diverging"]["sha"] == history.culprit2
+    assert document["recommendation"]["action"] == "gate"
+    assert document["recommendation"]["gate"]["predicate"] == {"rope": "neox"}
+    replayed = call("report", out, "--format", "json", cwd=sandbox)
+    assert replayed.stdout == (out / "report.json").read_text() == done.stdout  # byte for byte
+    schema = json.loads((Path(report.__file__).parent / "report.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    assert "GATE on rope" in call("propose", out, cwd=sandbox).stdout

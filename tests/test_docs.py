@@ -16,7 +16,6 @@ from dsabisect.cli import cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUNNABLE = {"targets", "cases", "golden", "doctor", "--help"}
-PLACEHOLDER = re.compile(r"\b(RUN_DIR|REV|PATH|NAME|PARENT|CULPRIT)\b|…|\||\[")
 
 
 def commands() -> list[tuple[str, str]]:

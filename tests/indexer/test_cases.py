@@ -61,8 +61,9 @@ def test_metadata_modes_drafts_and_architectures() -> None:
     }  # fmt: skip
     wanted = {("decode", 1)} | set(product(("target_verify", "draft_extend"), (2, 4)))
     assert seen == {(*mode, arch) for mode, arch in product(wanted, ("sm90", "sm100"))}
-    missing = [c for c in of("smoke", Stage.METADATA) if c.facets["deep_gemm"] == "missing"]
+    missing = [c for c in of("full", Stage.METADATA) if c.facets["deep_gemm"] == "missing"]
     assert {c.facets["part"] for c in missing} == {"backend", "indexer"}
+    assert all(c.suites == ("full",) for c in missing)
     for c in of("smoke", Stage.METADATA):
         assert c.shape["seq_lens"] == [300, 129, 64] and c.shape["accepted"] == [1, 2, 1]
 
