@@ -227,7 +227,7 @@ class Observation:
     notes: tuple[str, ...] = ()  # advice lines from the probe, such as an unclear error
     repeats: int = 1
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds by part
-    log: str = ""  # relative to the run folder
+    log: str = ""  # relative to logs/ in the run folder
     purpose: str = "search"  # endpoint | search | confirm | verify
 
     @property
