@@ -27,7 +27,21 @@ EPILOG = (
 
 
 def say(text: str) -> None:
-    click.echo(text, err=True)
+    _write(text + "\n", sys.stderr)
+
+
+def tell(text: str) -> None:
+    """A result, on stdout."""
+    _write(text if text.endswith("\n") else text + "\n", sys.stdout)
+
+
+def _write(text: str, stream: Any) -> None:
+    """A reader that went away (`| head`) must not change the exit code: click would make it 1, which is a verdict."""
+    try:
+        click.echo(text, nl=False, file=stream)
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -125,7 +139,7 @@ def request_of(**given: Any) -> Any:
 def show(answer: Any, as_json: bool) -> None:
     from dsabisect.report import build, text
 
-    click.echo(build.dumps(answer.report) if as_json else text.render(answer.report), nl=False)
+    tell(build.dumps(answer.report) if as_json else text.render(answer.report))
     say(f"report: {answer.run_dir / 'report.json'}")
 
 
@@ -178,7 +192,7 @@ def check(rev: str, as_json: bool, **given: Any) -> None:
 @click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", show_default=True)
 def report(run_dir: Path, form: str) -> None:
     """Print the report of a run, made anew from its journal."""
-    click.echo(_render(run_dir, form), nl=False)
+    tell(_render(run_dir, form))
 
 
 def _render(run_dir: Path, form: str) -> str:
@@ -201,7 +215,7 @@ def propose(run_dir: Path, action: str) -> None:
     advised = (document["recommendation"] or {}).get("action", "none")
     if action != "auto" and action != advised:
         say(f"the run advises {advised}, not {action}: no proof of {action} was made")
-    click.echo(markdown.render(document), nl=False)
+    tell(markdown.render(document))
 
 
 @cli.command()
@@ -213,7 +227,7 @@ def demo(keep: Path | None, story: str) -> None:
 
     with tempfile.TemporaryDirectory(prefix="dsabisect-demo-") as scratch:
         folder = keep or Path(scratch)
-        sys.exit(stories.play(folder, story, say=say, out=click.echo, keep=keep is not None))
+        sys.exit(stories.play(folder, story, say=say, out=tell, keep=keep is not None))
 
 
 @cli.command()
@@ -227,10 +241,10 @@ def doctor(golden: Path | None, build_env: dict[str, str], as_json: bool) -> Non
 
     lines = diagnosis.diagnose(build_env=build_env, golden_check=lambda: goldens.load(golden).describe())
     if as_json:
-        click.echo(json.dumps([diagnosis.as_json(line) for line in lines], indent=2))
+        tell(json.dumps([diagnosis.as_json(line) for line in lines], indent=2))
     else:
         for line in lines:
-            click.echo(diagnosis.render(line))
+            tell(diagnosis.render(line))
     sys.exit(1 if any(line.status == "fault" for line in lines) else 0)
 
 
@@ -241,11 +255,11 @@ def list_targets() -> None:
 
     for name in targets.names():
         target = targets.load(name)
-        click.echo(f"{name}: {target.TITLE}")
+        tell(f"{name}: {target.TITLE}")
         for path in target.PATHS:
             mark = "*" if path.name in target.DEFAULT_PATHS else " "
-            click.echo(f"  {mark} {path.name:<10} {path.title}")
-    click.echo("* measured when no --path is given")
+            tell(f"  {mark} {path.name:<10} {path.title}")
+    tell("* measured when no --path is given")
 
 
 @cli.command("cases")
@@ -269,7 +283,7 @@ def list_cases(suite: str, target_name: str | None, device_name: str, arch: str,
             takes = "  <- " + (
                 " ".join(p.name for p in target.PATHS if target.supports(p, case, device) is None) or "none"
             )
-        click.echo(f"{case.id:<44} {case.stage.value:<10} {facets}{takes}")
+        tell(f"{case.id:<44} {case.stage.value:<10} {facets}{takes}")
 
 
 @cli.group("golden")
@@ -283,7 +297,7 @@ def golden_list(golden: Path | None) -> None:
     """Say where the golden set is and what it holds."""
     from dsabisect.outside import golden as goldens
 
-    click.echo(goldens.load(golden).describe())
+    tell(goldens.load(golden).describe())
 
 
 @golden_group.command("show")
@@ -293,7 +307,7 @@ def golden_show(case_id: str, golden: Path | None) -> None:
     """Show one case: facets, shape, hashes, tensors, which comparison rejects which negative control."""
     from dsabisect.outside import golden as goldens
 
-    click.echo(json.dumps(goldens.load(golden).show(case_id), indent=2, sort_keys=True))
+    tell(json.dumps(goldens.load(golden).show(case_id), indent=2, sort_keys=True))
 
 
 @golden_group.command("verify")
@@ -304,7 +318,7 @@ def golden_verify(golden: Path | None) -> None:
 
     loaded = goldens.load(golden)
     count = goldens.verify_controls(loaded, loaded.cases("full"), None)
-    click.echo(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
+    tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -323,9 +337,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except DsabisectError as error:
         say(f"dsabisect: {error}")
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_INTERNAL)
     except Exception as error:
         say(f"dsabisect: internal error: {type(error).__name__}: {error}")
         say(f"  log: {_crash_log()}  (please report it)")

@@ -17,9 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load
-
 from dsabisect import targets
 from dsabisect.errors import StoreError
 from dsabisect.indexer import compare
@@ -308,8 +305,8 @@ class Evaluator:
 
     def _judged(self, case: Case, raws: Sequence[bytes], required: Sequence[str]) -> tuple[Comparison, ...]:
         try:
-            runs = [load(raw) for raw in raws]
-        except (SafetensorError, ValueError, KeyError) as fault:  # the candidate's process wrote these bytes
+            runs = [golden.outputs_of(raw) for raw in raws]
+        except StoreError as fault:  # the candidate's process wrote these bytes
             return (Comparison(stage=case.stage, name="missing", ok=False, metrics={"unreadable": str(fault)}),)
         return compare.compare(case, self.goldens.golden(case.id), runs, required)
 

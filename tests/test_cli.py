@@ -142,6 +142,12 @@ def test_disk_full(sandbox: Path, history: demo.DemoHistory) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_a_reader_that_went_away_does_not_change_the_verdict(sandbox: Path, history: demo.DemoHistory) -> None:
+    command = f"{sys.executable} -m dsabisect check {history.tip} --repo {history.path} --target demo --suite smoke"
+    piped = f"{command} --path expanded --out run 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", piped], cwd=sandbox).returncode == 0
+
+
 def test_no_torch_is_not_a_verdict(sandbox: Path, history: demo.DemoHistory) -> None:
     """`git bisect run` stops at codes of 128 and more: with a broken interpreter nobody is accused."""
     shim = sandbox / "python"

@@ -188,12 +188,12 @@ def _check_tensors(listed: Mapping[str, Any], tensors: Mapping[str, Mapping[str,
                 raise GoldenError(f"golden {name} of {id} is damaged", where=str(folder), remedy=REMEDY)
 
 
-def read_outputs(path: Path) -> dict[str, Tensor]:
-    """Outputs that a candidate's process wrote. StoreError when they are no safetensors."""
+def outputs_of(raw: bytes) -> dict[str, Tensor]:
+    """Tensors in the bytes that a candidate's process wrote. StoreError when they are no safetensors."""
     try:
-        return dict(safetensors.load(path.read_bytes()))
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise StoreError(f"outputs cannot be read: {error}", where=path.name) from error
+        return dict(safetensors.load(raw))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise StoreError(f"outputs cannot be read: {error}") from error
 
 
 # ---- negative controls -------------------------------------------------------------------------------------

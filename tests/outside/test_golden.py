@@ -240,11 +240,10 @@ def test_inputs_that_cannot_be_written(tmp_path: Path) -> None:
         WHOLE.write_inputs(WHOLE.by_id["topk-ties"], tmp_path / "none" / "x.safetensors", poison="a")
 
 
-def test_outputs_of_a_candidate_that_are_no_safetensors(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"\x80\x04" * 50)
-    for name in ("x", "missing"):
-        with pytest.raises(StoreError):
-            golden.read_outputs(tmp_path / name)
+@pytest.mark.parametrize("raw", [b"\x80\x04" * 50, b""])
+def test_outputs_of_a_candidate_that_are_no_safetensors(raw: bytes) -> None:
+    with pytest.raises(StoreError):
+        golden.outputs_of(raw)
 
 
 # ---- negative controls -------------------------------------------------------------------------------------------
