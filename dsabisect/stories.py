@@ -18,6 +18,8 @@ STORIES = {
     "native": ("1. native next_n added, reverted, relanded", ("native", "expanded", "default")),
     "fused": ("2. fused path right only for interleaved RoPE", ("split", "fused", "default")),
 }
+# Every rope with every head count, every mode once: what tells the conditions apart, in about half of the suite.
+CASES = ("e2e-neox-h32", "e2e-interleaved-h32", "e2e-neox-h64-decode", "e2e-interleaved-h64-decode", "logits-")
 
 
 def ends(history: demo.DemoHistory, story: str) -> tuple[str, str]:
@@ -43,6 +45,7 @@ def play(folder: Path, story: str, *, say: Callable[[str], None], out: Callable[
             bad=bad,
             paths=paths,
             suite="smoke",
+            cases=CASES,
             out=folder / f"run-{name}",
             jobs=max(1, (os.cpu_count() or 1) // 2),
             command=tuple(sys.argv[1:]),
