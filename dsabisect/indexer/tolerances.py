@@ -22,7 +22,8 @@ TABLE: dict[str, Tolerance] = {
     "logits.accumulation": Tolerance(
         value=2.0**-12,
         reason="relative rounding of what a row adds up: its error may reach this squared times its condition. "
-        "Measured on one H200 (DeepGEMM 59f2c07 to 2f9d878, 29 of 31 cases; a fault of the kernel itself touches the other two): 1.8e-5 to 8.7e-5 (Hopper adds fp8 products in "
+        "Measured on one H200 (DeepGEMM 59f2c07 to 2f9d878, 29 of 31 cases; a fault of "
+        "the kernel itself touches the other two): 1.8e-5 to 8.7e-5 (Hopper adds fp8 products in "
         "about 14 bits: DeepSeek-V3 report, 3.3.2). It decides only for rows that cancel to less than a thirteenth",
     ),
     "end_to_end.factor": Tolerance(
