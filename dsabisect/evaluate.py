@@ -173,7 +173,9 @@ class Evaluator:
 
     def evaluate(self, sha: str, columns: Sequence[Column], *, purpose: str) -> list[Observation]:
         """Observations of ``columns`` at ``sha``, in that order; equal builds share one measurement."""
-        build = self.build_of(sha)
+        began = time.monotonic()
+        build, jit_key = self.build_of(sha), self.jit_key(sha)
+        looked_up = time.monotonic() - began
         found: dict[Column, Observation] = {}
         for column in columns:
             if (build.key, column) in self.known:
@@ -182,8 +184,9 @@ class Evaluator:
         if missing:
             prepared = self.prepared(sha)
             try:
+                spent = {"lookup": looked_up, **prepared.timing}
                 for observation in self._measure(
-                    prepared, missing, purpose=purpose, key=build.key, jit_key=self.jit_key(sha)
+                    prepared, missing, purpose=purpose, key=build.key, jit_key=jit_key, spent=spent
                 ):
                     self.known[build.key, observation.column] = observation
                     found[observation.column] = observation
@@ -207,11 +210,12 @@ class Evaluator:
         futures = {sha: self._pool.submit(self._prepare_clean, sha, names[sha]) for sha in pair}
         seen: dict[str, list[list[Observation]]] = {sha: [] for sha in pair}
         try:
-            for _ in range(rounds):
+            for turn in range(rounds):
                 for sha in pair:
                     prepared = futures[sha].result()
+                    spent = prepared.timing if turn == 0 else {}
                     cells = self._measure(
-                        prepared, columns, purpose="confirm", key=names[sha], jit_key=f"{sha}.{empty}"
+                        prepared, columns, purpose="confirm", key=names[sha], jit_key=f"{sha}.{empty}", spent=spent
                     )
                     seen[sha].append(list(cells))
         finally:
@@ -229,12 +233,22 @@ class Evaluator:
             shutil.rmtree(prepared.checkout, ignore_errors=True)
 
     def _measure(
-        self, prepared: Prepared, columns: Sequence[Column], *, purpose: str, key: str, jit_key: str
+        self,
+        prepared: Prepared,
+        columns: Sequence[Column],
+        *,
+        purpose: str,
+        key: str,
+        jit_key: str,
+        spent: Mapping[str, float],
     ) -> Iterable[Observation]:
+        """``spent``: seconds that led up to this, counted once: on the first cell."""
         if prepared.failure is not None:
             for column in columns:
-                yield self._observe(prepared, self._not_built(column, prepared.failure), (), prepared.timing, purpose)
+                yield self._observe(prepared, self._not_built(column, prepared.failure), (), spent, purpose)
+                spent = {"compare": 0.0}
             return
+        began = time.monotonic()
         outputs = self.run_dir / "work" / "outputs" / key
         shutil.rmtree(outputs, ignore_errors=True)
         self._checked.clear()
@@ -249,12 +263,12 @@ class Evaluator:
             jit_key=jit_key,
             shared=self.target.DEPENDENCY_CACHES,
         )
-        preparing = dict(prepared.timing)  # counted once an evaluation: on its first cell
+        spent = {**spent, "inputs": time.monotonic() - began}
         for measurement in measurements:
             began = time.monotonic()
             comparisons = self._compare(measurement)
-            timing = {**preparing, **measurement.timing, "compare": time.monotonic() - began}
-            preparing = {}
+            timing = {**spent, **measurement.timing, "compare": time.monotonic() - began}
+            spent = {}
             yield self._observe(prepared, measurement, comparisons, timing, purpose)
         shutil.rmtree(outputs, ignore_errors=True)
 

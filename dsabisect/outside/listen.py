@@ -147,6 +147,7 @@ def _same(
     everyone: bool,
 ) -> Indexed:
     """One answer for the cell at work, or for all that wait: nobody imports a broken module twice."""
+    seconds = max(seconds - sum(progress.timing.values()), 0.0)  # fork and import stand for themselves
     for index in list(progress.waiting) if everyone else progress.waiting[:1]:
         cell = job.cells[index]
         yield index, Measurement(
