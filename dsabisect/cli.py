@@ -78,7 +78,12 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Case id or its beginning; may be repeated. Default: the whole suite.",
         ),
         click.option("--suite", default="default", show_default=True, help="smoke, default or full."),
-        click.option("--device", default="cpu", show_default=True, help="cpu or cuda:N."),
+        click.option(
+            "--device",
+            default="cpu",
+            show_default=True,
+            help="cpu or cuda:N; several of one kind, such as cuda:0,cuda:1, measure side by side.",
+        ),
         click.option("--golden", type=click.Path(path_type=Path), help="Folder of the golden set."),
         click.option(
             "--out",
@@ -119,6 +124,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Memory limit of a candidate, GiB.",
         ),
+        click.option("--rerun", is_flag=True, help="Measure anew what earlier runs have measured."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
     for option in reversed(options):
@@ -127,13 +133,13 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def request_of(**given: Any) -> Any:
-    from dsabisect import engine
     from dsabisect.model import Limits
+    from dsabisect.session import Request
 
     given.pop("as_json")
     limits = Limits(cell_seconds=given.pop("cell_seconds"), memory_bytes=int(given.pop("memory_gib") * (1 << 30)))
     submodules = {name: Path(path) for name, path in given.pop("submodules").items()}
-    return engine.Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
+    return Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
 
 
 def show(answer: Any, as_json: bool) -> None:
@@ -153,7 +159,24 @@ def cli() -> None:
 @measuring
 @click.option("--good", required=True, help="Commit whose answers are right.")
 @click.option("--bad", required=True, help="Commit whose answers are wrong.")
+@click.option(
+    "--timeline/--first",
+    "timeline",
+    default=True,
+    show_default=True,
+    help="Every change of verdict in the range, or a plain bisection to the first.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    help="Timeline: changes that last so many relevant commits are found even when nobody announced them. "
+    "Default: 8, or a sixteenth of the relevant commits.",
+)
 @click.option("--skip", multiple=True, metavar="REV", help="Commit that cannot be tested; may be repeated.")
+@click.option(
+    "--skip-list", type=click.File(), metavar="FILE", help="File of such commits, one a line; # begins a comment."
+)
+@click.option("--suspect", multiple=True, metavar="REV", help="Commit to look at first; may be repeated.")
 @click.option("--max-evals", type=click.IntRange(min=2), help="Stop after so many commits were measured.")
 @click.option("--max-minutes", type=click.FloatRange(min=0), help="Stop after so many minutes.")
 @click.option(
@@ -163,11 +186,14 @@ def cli() -> None:
     show_default="cores / 4",
     help="Checkouts and builds at a time.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
-def run(as_json: bool, **given: Any) -> None:
-    """Find the first diverging change between two commits."""
+@click.option("--resume", is_flag=True, help="Go on with the run in --out; begin it when there is none yet.")
+def run(as_json: bool, timeline: bool, skip_list: Any, **given: Any) -> None:
+    """Tell when answers changed between two commits, and name the first change that broke them."""
     from dsabisect import engine
 
+    listed = (line.partition("#")[0].strip() for line in skip_list or ())
+    given["skip"] = (*given["skip"], *(line for line in listed if line))
+    given["first"] = not timeline
     if given["resume"] and given["out"] is None:
         raise click.UsageError("--resume needs --out RUN_DIR")
     answer = engine.run(request_of(as_json=as_json, **given), say)
@@ -201,6 +227,37 @@ def _render(run_dir: Path, form: str) -> str:
 
     document = build.build(store.read_events(run_dir))
     return {"text": text.render, "md": markdown.render, "json": build.dumps}[form](document)
+
+
+@cli.command("log")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def show_log(run_dir: Path) -> None:
+    """Print what a run did, in order: one line for each commit that it measured, and every mark."""
+    from dsabisect.outside import store
+    from dsabisect.report import journal
+
+    tell(journal.render(store.read_events(run_dir)))
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("rev")
+@click.argument("verdict", type=click.Choice(["good", "bad", "skip"]))
+@click.option("--column", default="", metavar="PATH/CASE", help="This column only. Default: all.")
+def mark(run_dir: Path, rev: str, verdict: str, column: str) -> None:
+    """Say yourself what a commit is. It counts from the next `dsabisect run --resume` on."""
+    from dsabisect import marking
+
+    tell(marking.mark(run_dir, rev, verdict, column))
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def undo(run_dir: Path) -> None:
+    """Take the last mark of a run back."""
+    from dsabisect import marking
+
+    tell(marking.undo(run_dir))
 
 
 @cli.command()
