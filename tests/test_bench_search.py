@@ -46,6 +46,8 @@ def test_windows_last_and_alternate(count: int) -> None:
         changes = [p for p in range(1, 128) if layout.states[p] != layout.states[p - 1]]
         assert changes == list(layout.steps)
         assert (layout.states[0], layout.states[-1]) == ("good", "bad")
+        said = [p for p, subject in enumerate(layout.subjects) if subject.startswith(("Revert", "Reland"))]
+        assert said == list(layout.steps[1:])
 
 
 def test_what_git_says_of_a_plain_history(tmp_path: Path) -> None:
