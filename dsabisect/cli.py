@@ -5,8 +5,10 @@ Results go to stdout, progress to stderr. Exit codes: see errors.py and docs/usa
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -17,7 +19,7 @@ from typing import Any
 import click
 
 import dsabisect
-from dsabisect.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, DsabisectError
+from dsabisect.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, DsabisectError, StoreError
 
 EPILOG = (
     "Exit codes of run: 0 nothing diverges, 1 first diverging change confirmed, 2 narrowed to suspects or unconfirmed, "
@@ -53,6 +55,16 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
         found[name] = rest
     return found
+
+
+def size(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """`4096`, `100K`, `20M`, `1.5G` as bytes."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", value.upper())
+    if not found:
+        raise click.BadParameter(f"{value!r} is no size such as 4096, 100K, 20M or 1G")
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))
 
 
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -376,6 +388,50 @@ def golden_verify(golden: Path | None) -> None:
     loaded = goldens.load(golden)
     count = goldens.verify_controls(loaded, loaded.cases("full"), None)
     tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
+
+
+@cli.group("cache")
+def cache_group() -> None:
+    """Look at the results that runs share, and make room."""
+
+
+@cache_group.command("info")
+@click.option("--json", "as_json", is_flag=True)
+def cache_info(as_json: bool) -> None:
+    """Say where the result cache is and what it holds."""
+    with _open_cache() as results:
+        info = results.info()
+    if as_json:
+        tell(json.dumps(dataclasses.asdict(info), indent=2))
+        return
+    used = f", last used between {info.oldest} and {info.newest}" if info.entries else ""
+    tell(f"{info.path}\n{info.entries} results, {info.bytes / 2**20:.1f} of {info.limit / 2**20:.0f} MiB{used}")
+
+
+@cache_group.command("prune")
+@click.option("--all", "everything", is_flag=True, help="Remove every result.")
+@click.option("--older-than", "days", type=click.FloatRange(min=0), metavar="DAYS", help="Not used for so long.")
+@click.option("--limit", "limit", callback=size, metavar="SIZE", help="Least recently used first, down to 100M, 1G …")
+def cache_prune(everything: bool, days: float | None, limit: int | None) -> None:
+    """Remove results; they are measured again when they are needed."""
+    if not everything and days is None and limit is None:
+        raise click.UsageError("say what to remove: --all, --older-than DAYS or --limit SIZE")
+    with _open_cache() as results:
+        gone = results.prune(limit_bytes=limit, older_than_days=days, everything=everything)
+    tell(f"{gone} result{'' if gone == 1 else 's'} removed")
+
+
+def _open_cache() -> Any:
+    """The result cache. A run goes on without one; a command about it does not."""
+    from dsabisect.outside import cache
+
+    faults: list[str] = []
+    results = cache.Results.open(cache.default_path(), note=faults.append)
+    if not results.usable:
+        raise StoreError(faults[-1], remedy="Free some space, or set DSABISECT_CACHE to a folder of your own")
+    for fault in faults:
+        say(fault)
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -44,6 +44,7 @@ class Runner:
         self.interpreter, self.limits = interpreter, limits
         self.work, self.log_root = Path(work).absolute(), Path(log_root).absolute()
         self.build_env = dict(build_env)
+        self.uuids: dict[str, str] = {}  # of the cards that :meth:`environment` was asked about, by device
         self._mark = secrets.token_hex(8)
         self._idle: dict[str, list[Zygote]] = {}
         self._busy: set[Zygote] = set()
@@ -90,6 +91,7 @@ class Runner:
             )  # fmt: skip
         if "fault" in message:
             raise EnvironmentFault(message["fault"], where=self.interpreter, remedy=message["remedy"])
+        self.uuids[device] = str(message.get("uuid", ""))
         return {str(k): str(v) for k, v in message["facts"].items()}
 
     # ---- builds ------------------------------------------------------------------------------------------

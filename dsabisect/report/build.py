@@ -170,6 +170,21 @@ def first_diverging(
     }
 
 
+def without_times(report: Mapping[str, Any]) -> Json:
+    """The report without what differs between two runs that found the same: clocks, command line, names of logs.
+
+    How many cells were measured stays: a run that was killed and resumed measures none of them twice.
+    """
+    moving = ("finished", "seconds")
+    document = {key: value for key, value in report.items() if key not in moving}
+    document["run"] = {k: v for k, v in report["run"].items() if k not in ("started", "command")}
+    document["observations"] = [
+        {k: v for k, v in observation.items() if k not in ("timing", "log")} for observation in report["observations"]
+    ]
+    document["timing"] = {"cells": report["timing"]["cells"]}
+    return document
+
+
 def dumps(report: Mapping[str, Any]) -> str:
     """Canonical text: sorted keys, two spaces, a newline at the end."""
     return json.dumps(report, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
