@@ -22,6 +22,7 @@ from dsabisect.outside.gitrepo import History
 from dsabisect.reason import judge, plan, timeline
 from dsabisect.reason.plan import Plan, Probe
 from dsabisect.reason.timeline import Kind, State
+from dsabisect.relevance import looked_at
 from dsabisect.report import build as report_build
 from dsabisect.session import Request, Say, Session, commits_of, marks, now, open_session
 
@@ -124,6 +125,7 @@ def axis_of(session: Session, history: History) -> Axis:
         at=tuple(at),
         keys=tuple(commits[p].key for p in at),
         why={i: commits[p].why for i, p in enumerate(at) if commits[p].why},
+        looked_at=looked_at([commits[p] for p in at]),
     )
     request = session.request
     window = 0 if request.first else (request.window or plan.window_for(len(at)))
@@ -140,7 +142,7 @@ def axis_of(session: Session, history: History) -> Axis:
     if history.note:
         session.say(history.note)
     touching = sum(commit.relevant for commit in commits)
-    looked = "" if request.first else f", {len(axis.why)} of them must be looked at"
+    looked = "" if request.first else f", {len(axis.why)} of them say that they may change answers"
     session.say(f"{len(commits) - 1} commits, {touching} touch the indexer{looked}")
     return axis
 
@@ -155,7 +157,7 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     search = Plan(
         keys=axis.keys,
         columns=session.columns,
-        suspects=frozenset((*([] if request.first else axis.why), *_with_parents(wanted))),
+        suspects=frozenset((*([] if request.first else axis.looked_at), *_with_parents(wanted))),
         window=0 if request.first else (request.window or plan.window_for(len(axis.keys))),
     )
     _take_marks(session, axis, search, asked)

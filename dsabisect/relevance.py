@@ -20,6 +20,7 @@ Files = dict[str, Entry]
 WORDS = re.compile(
     r"\b(revert\w*|re-?land\w*|re-?enabl\w*|enabl\w*|disabl\w*|default\w*|turn (?:on|off))\b", re.IGNORECASE
 )
+UNDOING = re.compile(r"\brevert", re.IGNORECASE)
 GONE = re.compile("0+")
 
 
@@ -30,6 +31,7 @@ class Commit:
     key: str  # equal keys: interchangeable
     relevant: bool  # its key is not its parent's
     why: tuple[str, ...] = ()  # why it must be looked at; () = it need not
+    undoes: bool = False  # it takes something back: what stood right before it must be looked at too
 
 
 @dataclass(kw_only=True)
@@ -79,14 +81,18 @@ class Relevance:
                 now = self._flags(files)
                 why += _flag_words(flags, now) if position else []
                 flags = now
+            undoes = False
             if relevant:
-                why += self._returns(moved, files, before, earlier)
-                why += [f"moves the submodule {e.path}" for e in moved if e.mode == SUBMODULE]
-                word = WORDS.search(change.title)
-                why += [f"its title says {word[0].lower()!r}"] if word else []
+                returns, words = self._returns(moved, files, before, earlier), title_says(change.title)
+                undoes = bool(returns) or bool(UNDOING.search(change.title))
+                why += [*returns, *(f"moves the submodule {e.path}" for e in moved if e.mode == SUBMODULE), *words]
             for path, content in before.items():
                 earlier.setdefault(path, set()).add(content)
-            found.append(Commit(key=key, relevant=relevant, why=tuple(why) if relevant else ()))
+            found.append(
+                Commit(key=key, relevant=relevant, why=tuple(why), undoes=undoes)
+                if relevant
+                else Commit(key=key, relevant=False)
+            )
         return found
 
     # ---- inside ------------------------------------------------------------------------------------------
@@ -131,6 +137,19 @@ class Relevance:
         ]
         back = [path for path in back if before.get(path) != self._part(files[path], files)]
         return [f"{path} holds again what it held before" for path in back]
+
+
+def title_says(title: str) -> list[str]:
+    """Why a commit must be looked at, by its title alone."""
+    word = WORDS.search(title)
+    return [f"its title says {word[0].lower()!r}"] if word else []
+
+
+def looked_at(commits: Sequence[Commit]) -> frozenset[int]:
+    """Positions that must be looked at: a fault that came and was taken back at once shows only between the two."""
+    here = [position for position, commit in enumerate(commits) if commit.why]
+    before = [position - 1 for position, commit in enumerate(commits) if commit.undoes and position]
+    return frozenset((*here, *before))
 
 
 def _flag_words(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

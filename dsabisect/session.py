@@ -330,11 +330,11 @@ def commits_of(session: Session, history: History) -> list[Commit]:
     key = digest(["relevance", evaluator.environment_key, list(relevance.pathspecs), ids])
     kept = results.get(key)
     if kept is not None:
-        found = [Commit(key=k, relevant=r, why=tuple(w)) for k, r, w in kept["commits"]]
+        found = [Commit(key=k, relevant=r, why=tuple(w), undoes=u) for k, r, w, u in kept["commits"]]
         relevance.remember(zip(ids, (c.key for c in found), strict=True))
         return found
     found = relevance.commits(history)
-    results.put(key, {"commits": [[c.key, c.relevant, list(c.why)] for c in found]})
+    results.put(key, {"commits": [[c.key, c.relevant, list(c.why), c.undoes] for c in found]})
     return found
 
 
