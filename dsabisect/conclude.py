@@ -214,6 +214,9 @@ def _confirm(
     same = session.evaluator.build_of(parent.id).key == session.evaluator.build_of(culprit.id).key
     if same:
         session.note(f"{culprit.short} has the same relevant tree and pins as its parent: it cannot be the cause")
+    parents, culprits = (session.evaluator.binaries.get(sha, "") for sha in (parent.id, culprit.id))
+    if parents and parents == culprits:
+        session.note("the compiled modules of parent and culprit are byte for byte the same: the cause is not in them")
     held: dict[Column, bool] = {}
     for column, step in accused:
         of = {sha: [next(o for o in turn if o.column == column) for turn in turns] for sha, turns in runs.items()}
@@ -308,6 +311,8 @@ def _context(repo: GitRepo, history: History, culprit: Change, patch: str) -> tu
     relands = {c.id: c for tip in tips for c in repo.relands_of(culprit.id, tip)}
     lines = [f"already reverted by {c.short} {c.title}" for c in reverts.values()]
     lines += [f"relanded by {c.short} {c.title}" for c in relands.values()]
+    if merged := repo.merged(culprit.id):
+        lines.append(f"it is a merge: what it brought in can be searched with --good {merged[0]} --bad {merged[1]}")
     lines += [f"the change itself moves a threshold: {edit}" for edit in advise.threshold_edits(patch)]
     return tuple(lines)
 

@@ -271,11 +271,10 @@ def _state(observation: Observation, sought: str) -> State:
 
 def _measure(session: Session, axis: Axis, batch: Sequence[Probe], left: int) -> list[list[Observation]]:
     """The probes of a batch, one a device, side by side; results in the order of the batch."""
-    rest = f"  (about {left - 1} more)" if left > 1 else ""
 
     def one(number: int) -> list[Observation]:
         probe = batch[number]
-        return session.evaluate(axis[probe.position], probe.columns, purpose="search", on=number, ahead=rest)
+        return session.evaluate(axis[probe.position], probe.columns, purpose="search", on=number, left=left - 1)
 
     if len(batch) == 1:
         return [one(0)]

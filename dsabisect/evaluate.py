@@ -57,6 +57,7 @@ class Prepared:
     built: bool  # False: pure Python, nothing to keep
     failure: Failure | None
     timing: Mapping[str, float]
+    binaries: str = ""  # hash of the compiled modules; "" when there are none
 
 
 @dataclass(kw_only=True)
@@ -87,6 +88,7 @@ class Evaluator:
     _again: dict[tuple[str, ...], Observation] = field(
         default_factory=dict
     )  # of a resumed run: clean and repeated runs
+    binaries: dict[str, str] = field(default_factory=dict)  # sha → hash of the compiled modules of its clean build
     _builds: dict[str, Build] = field(default_factory=dict)
     _prepared: dict[str, Future[Prepared]] = field(default_factory=dict)
     _inputs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
@@ -178,7 +180,10 @@ class Evaluator:
             timing["build"] = time.monotonic() - checked_out
         if steps and failure is None:
             store.write_text(stamp, build.key)
-        return Prepared(sha=sha, checkout=checkout, build=build, built=bool(steps), failure=failure, timing=timing)
+        return Prepared(
+            sha=sha, checkout=checkout, build=build, built=bool(steps), failure=failure, timing=timing,
+            binaries=_binaries(checkout) if steps else "",
+        )  # fmt: skip
 
     def _place_submodules(self, sha: str, checkout: Path) -> None:
         for path in self.target.SUBMODULES:
@@ -290,6 +295,7 @@ class Evaluator:
         missing = [c for c in columns if c not in found]
         if missing:
             prepared = self._clean(pair, sha, futures)
+            self.binaries.setdefault(sha, prepared.binaries)
             for observation in self._measure(
                 prepared, missing, purpose="confirm", turn=turn, about=about, key=f"{sha}.clean",
                 jit_key=f"{sha}.{empty}", spent=prepared.timing,
@@ -451,6 +457,12 @@ def _shared(sha: str, observation: Observation, purpose: str, source: str) -> Ob
         return observation
     log = observation.log if source == "twin" else ""
     return replace(observation, sha=sha, purpose=purpose, timing={}, repeats=0, source=source, log=log)
+
+
+def _binaries(checkout: Path) -> str:
+    """One hash over the compiled modules of a build, "" when it has none."""
+    files = sorted(p for p in checkout.rglob("*.so") if p.is_file() and not p.is_symlink())
+    return digest([[p.relative_to(checkout).as_posix(), _file_hash(p)] for p in files]) if files else ""
 
 
 def _bytes(path: Path) -> bytes:

@@ -75,7 +75,7 @@ class Session:
     began: float
     measured: set[str] = field(default_factory=set)  # commits that cost something
     flaky: set[Column] = field(default_factory=set)  # columns whose repeats disagreed
-    answered: int = 0  # cells that an earlier run or an equal tree answered
+    spent: list[float] = field(default_factory=list)  # seconds of each evaluation that measured something
 
     @property
     def evaluator(self) -> evaluate.Evaluator:
@@ -93,19 +93,28 @@ class Session:
         self.say(text)
 
     def evaluate(
-        self, change: Change, columns: Sequence[Column], *, purpose: str, turn: int = 0, on: int = 0, ahead: str = ""
+        self, change: Change, columns: Sequence[Column], *, purpose: str, turn: int = 0, on: int = 0, left: int = 0
     ) -> list[Observation]:
-        """Measure one commit on device number ``on``. ``ahead``: what is left, said beside the result."""
+        """Measure one commit on device number ``on``. ``left``: about how many evaluations are to come."""
         began = time.monotonic()
         observations = self.evaluators[on].evaluate(change.id, columns, purpose=purpose, turn=turn)
         self.count(observations)
         seconds = time.monotonic() - began
-        self.say(f"{change.short}  {summary(observations)}  {seconds:5.1f} s  {change.title[:60]}{ahead}")
+        if any(o.source == "measured" for o in observations):
+            self.spent.append(seconds)
+        self.say(f"{change.short}  {summary(observations)}  {seconds:5.1f} s  {change.title[:60]}{self._ahead(left)}")
         return observations
+
+    def _ahead(self, left: int) -> str:
+        """`  (about 5 more, 2 min)`: if nothing changes in between, and the confirmation aside."""
+        if left < 1:
+            return ""
+        seconds = left * sum(self.spent) / len(self.spent) / len(self.evaluators) if self.spent else 0.0
+        lasts = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        return f"  (about {left} more, {lasts})"
 
     def count(self, observations: Sequence[Observation]) -> None:
         self.measured |= {o.sha for o in observations if o.source == "measured"}
-        self.answered += sum(o.source != "measured" for o in observations)
 
 
 def summary(observations: Sequence[Observation]) -> str:

@@ -220,6 +220,8 @@ def test_a_merge_is_accused_as_a_whole(make: Callable[..., Made], base: dict[str
     answer = made.run(bad=repo.git("rev-parse", "HEAD"), first=True)
     assert told(answer) == [("introduced", [merge], True)]
     assert answer.report["first_diverging"]["parent"] == made.shas[2]
+    said = f"--good {made.shas[1][:12]} --bad {side[:12]}"
+    assert any(said in line for line in answer.report["recommendation"]["because"])
 
     # a good commit that is not on the first-parent line: what takes its place is said aloud
     aside = made.run(good=side + "~1", bad=repo.git("rev-parse", "HEAD"), out=made.out.with_name("aside"), first=True)

@@ -198,6 +198,14 @@ class GitRepo:
         told = self._told("--first-parent", f"--max-count={steps + 1}", self._full(sha))
         return told[-1].change.id if len(told) > 1 else ""
 
+    def merged(self, sha: str) -> tuple[str, str] | None:
+        """Of a merge: the newest commit that both sides have, and the one that came in. None when it is no merge."""
+        parents = self._one(sha).parents
+        if len(parents) < 2:
+            return None
+        status, out, _ = _git("merge-base", *parents[:2], git_dir=self.mirror, home=self.mirror)
+        return (out.decode().split()[0][:12], parents[1][:12]) if status == 0 and out.strip() else None
+
     def later_touching(self, sha: str, tip: str) -> tuple[Change, ...]:
         """Later first-parent commits up to ``tip`` that touch a file that ``sha`` touched, oldest first."""
         files = {os.fsencode(name) for name in self.changed_files(sha)}
