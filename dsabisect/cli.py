@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -189,18 +190,38 @@ def check(rev: str, as_json: bool, **given: Any) -> None:
 
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", show_default=True)
-def report(run_dir: Path, form: str) -> None:
+@click.option(
+    "--format", "form", type=click.Choice(["text", "md", "json", "html", "junit"]), default="text", show_default=True
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file. Default: stdout."
+)
+def report(run_dir: Path, form: str, output: Path | None) -> None:
     """Print the report of a run, made anew from its journal."""
-    tell(_render(run_dir, form))
-
-
-def _render(run_dir: Path, form: str) -> str:
     from dsabisect.outside import store
-    from dsabisect.report import build, markdown, text
+
+    shown = _render(run_dir, form, output)
+    if output is None:
+        tell(shown)
+    else:
+        store.write_text(output.absolute(), shown)
+        say(f"{form} report: {output}")
+
+
+def _render(run_dir: Path, form: str, output: Path | None) -> str:
+    from dsabisect.outside import store
+    from dsabisect.report import build, html, junit, markdown, text
 
     document = build.build(store.read_events(run_dir))
-    return {"text": text.render, "md": markdown.render, "json": build.dumps}[form](document)
+    logs = (run_dir / "logs").absolute()
+    address = logs.as_uri() if output is None else quote(os.path.relpath(logs, output.absolute().parent))
+    return {
+        "text": text.render,
+        "md": markdown.render,
+        "json": build.dumps,
+        "html": lambda found: html.render(found, logs=address),
+        "junit": junit.render,
+    }[form](document)
 
 
 @cli.command()
