@@ -27,13 +27,26 @@ EPILOG = (
 )
 
 
+ACTIONS = "GITHUB_ACTIONS"  # "true" in a job of GitHub Actions, where printed lines can be commands
+
+
 def say(text: str) -> None:
-    _write(text + "\n", sys.stderr)
+    _write(_quiet(text) + "\n", sys.stderr)
 
 
-def tell(text: str) -> None:
+def tell(text: str, *, as_json: bool = False) -> None:
     """A result, on stdout."""
-    _write(text if text.endswith("\n") else text + "\n", sys.stdout)
+    shown = _quiet(text, as_json=as_json)
+    _write(shown if shown.endswith("\n") else shown + "\n", sys.stdout)
+
+
+def _quiet(text: str, *, as_json: bool = False) -> str:
+    """In GitHub Actions a commit title must not become a command of the workflow."""
+    if os.environ.get(ACTIONS) != "true":
+        return text
+    from dsabisect.report import github
+
+    return github.quiet_json(text) if as_json else github.quiet(text)
 
 
 def _write(text: str, stream: Any) -> None:
@@ -140,8 +153,39 @@ def request_of(**given: Any) -> Any:
 def show(answer: Any, as_json: bool) -> None:
     from dsabisect.report import build, text
 
-    tell(build.dumps(answer.report) if as_json else text.render(answer.report))
+    tell(build.dumps(answer.report) if as_json else text.render(answer.report), as_json=as_json)
+    _show_files(answer)
+    _show_github(answer.report)
+
+
+def _show_files(answer: Any) -> None:
+    """report.html beside report.json. It is made from the same document: without it nothing is lost."""
+    from dsabisect.outside import store
+    from dsabisect.report import html
+
     say(f"report: {answer.run_dir / 'report.json'}")
+    try:
+        store.write_text(answer.run_dir / "report.html", html.render(answer.report))
+        say(f"        {answer.run_dir / 'report.html'}")
+    except DsabisectError as error:
+        say(f"dsabisect: no report.html: {error}")
+
+
+def _show_github(document: Any) -> None:
+    """Job summary and annotations, where GitHub Actions asks for them. Neither may change the exit code."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not summary and os.environ.get(ACTIONS) != "true":
+        return
+    from dsabisect.report import github
+
+    if summary:
+        try:
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(github.summary(document))
+        except OSError as error:
+            say(f"dsabisect: no job summary: {error.strerror or error} ({summary})")
+    if os.environ.get(ACTIONS) == "true":
+        _write("".join(f"{line}\n" for line in github.commands(document)), sys.stderr)
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -202,7 +246,7 @@ def report(run_dir: Path, form: str, output: Path | None) -> None:
 
     shown = _render(run_dir, form, output)
     if output is None:
-        tell(shown)
+        tell(shown, as_json=form == "json")
     else:
         store.write_text(output.absolute(), shown)
         say(f"{form} report: {output}")

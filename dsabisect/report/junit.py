@@ -1,7 +1,7 @@
 """The report as JUnit XML: a test suite a path, a test case a column, so that any CI shows it.
 
-A column is judged at the newest commit that measured it: what the bad end says is what a nightly asks. The schema
-that the tests hold it to is that of the Jenkins xUnit plugin (tests/report/junit-10.xsd).
+A column is judged at the newest commit that measured it: what the bad end says is what a nightly asks. Schema:
+junit.xsd beside this file.
 """
 
 from __future__ import annotations
