@@ -69,6 +69,78 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
     return found
 
 
+# ---- configuration: a file of the repository, then environment variables, then options ----------------------
+
+
+def configured(ctx: click.Context, _: click.Parameter, repo: Path) -> Path:
+    """Callback of --repo, which is read first: what the repository's file says becomes click's default_map."""
+    from dsabisect.outside import settings
+
+    found = settings.load(repo)
+    names = {opt.lstrip("-"): param.name for param in ctx.command.params for opt in param.opts}
+    ctx.default_map = {names[key]: value for key, value in found.values.items() if key in names}
+    ctx.meta["dsabisect.file"] = str(found.file or "")
+    return repo
+
+
+def from_environment(command: click.Command) -> click.Command:
+    """DSABISECT_DEVICE for --device, and so on: words apart by spaces where an option may be repeated."""
+    for param in command.params:
+        if isinstance(param, click.Option) and param.name not in NOT_FROM_ENVIRONMENT:
+            param.envvar = f"DSABISECT_{param.opts[0].lstrip('-').replace('-', '_').upper()}"
+    return command
+
+
+NOT_FROM_ENVIRONMENT = ("resume", "show_config", "as_json")
+
+
+def settings_of() -> dict[str, dict[str, Any]]:
+    """Option → its value and where it comes from: option, environment, file or default."""
+    ctx = click.get_current_context()
+    words = {"COMMANDLINE": "option", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+    found = {}
+    for param in ctx.command.params:
+        if param.name and param.name != "show_config":
+            source = ctx.get_parameter_source(param.name)
+            value = ctx.params.get(param.name)
+            known = words.get(source.name if source else "", "default")
+            found[param.opts[0].lstrip("-")] = {"value": _plain_value(value), "source": known}
+    return found
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [f"{name}={item}" for name, item in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [str(item) for item in value]
+    return value if isinstance(value, (int, float, bool)) or value is None else str(value)
+
+
+def show_settings() -> None:
+    """`--show-config`: every option, its value, where it comes from; and nothing is run."""
+    ctx = click.get_current_context()
+    file = ctx.meta.get("dsabisect.file", "")
+    tell(f"file: {file or 'none (dsabisect.toml, or [dsabisect] in setup.cfg, at the top of the repository)'}")
+    for name, given in settings_of().items():
+        value = " ".join(given["value"]) if isinstance(given["value"], list) else given["value"]
+        shown = "-" if value in (None, "") else value
+        tell(f"  {name:<14} {shown!s:<40} {given['source']}".rstrip())
+
+
+def _target_names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    from dsabisect import targets
+
+    return [name for name in targets.names() if name.startswith(begun)]
+
+
+def needed(*names: str) -> None:
+    """As click's `required`, but after --show-config."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if param.name in names and ctx.params.get(param.name) is None:
+            raise click.MissingParameter(ctx=ctx, param=param)
+
+
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options shared by run and check."""
     options = (
@@ -77,10 +149,15 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(path_type=Path),
             default=".",
             show_default=True,
+            is_eager=True,
+            callback=configured,
             help="Repository to read; never changed.",
         ),
         click.option(
-            "--target", "target", required=True, help="What kind of repository it is: see `dsabisect targets`."
+            "--target",
+            "target",
+            shell_complete=_target_names,
+            help="What kind of repository it is: see `dsabisect targets`.  [required]",
         ),
         click.option(
             "--path", "paths", multiple=True, help="Path to measure; may be repeated. Default: the target's own choice."
@@ -91,7 +168,13 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             help="Case id or its beginning; may be repeated. Default: the whole suite.",
         ),
-        click.option("--suite", default="default", show_default=True, help="smoke, default or full."),
+        click.option(
+            "--suite",
+            default="default",
+            show_default=True,
+            shell_complete=lambda _, __, begun: [s for s in ("smoke", "default", "full") if s.startswith(begun)],
+            help="smoke, default or full.",
+        ),
         click.option("--device", default="cpu", show_default=True, help="cpu or cuda:N."),
         click.option("--golden", type=click.Path(path_type=Path), help="Folder of the golden set."),
         click.option(
@@ -134,6 +217,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Memory limit of a candidate, GiB.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("--show-config", is_flag=True, help="Print every setting and where it comes from; run nothing."),
     )
     for option in reversed(options):
         command = option(command)
@@ -144,7 +228,9 @@ def request_of(**given: Any) -> Any:
     from dsabisect import engine
     from dsabisect.model import Limits
 
-    given.pop("as_json")
+    for name in ("as_json", "show_config"):
+        given.pop(name)
+    given["settings"] = settings_of()
     limits = Limits(cell_seconds=given.pop("cell_seconds"), memory_bytes=int(given.pop("memory_gib") * (1 << 30)))
     submodules = {name: Path(path) for name, path in given.pop("submodules").items()}
     return engine.Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
@@ -196,8 +282,8 @@ def cli() -> None:
 
 @cli.command(epilog=EPILOG)
 @measuring
-@click.option("--good", required=True, help="Commit whose answers are right.")
-@click.option("--bad", required=True, help="Commit whose answers are wrong.")
+@click.option("--good", help="Commit whose answers are right.  [required]")
+@click.option("--bad", help="Commit whose answers are wrong.  [required]")
 @click.option("--skip", multiple=True, metavar="REV", help="Commit that cannot be tested; may be repeated.")
 @click.option("--max-evals", type=click.IntRange(min=2), help="Stop after so many commits were measured.")
 @click.option("--max-minutes", type=click.FloatRange(min=0), help="Stop after so many minutes.")
@@ -211,6 +297,9 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 def run(as_json: bool, **given: Any) -> None:
     """Find the first diverging change between two commits."""
+    if given["show_config"]:
+        return show_settings()
+    needed("target", "good", "bad")
     from dsabisect import engine
 
     if given["resume"] and given["out"] is None:
@@ -225,6 +314,9 @@ def run(as_json: bool, **given: Any) -> None:
 @click.argument("rev", default="HEAD")
 def check(rev: str, as_json: bool, **given: Any) -> None:
     """Measure one commit: exit 0 good, 1 bad, 125 skip, so that `git bisect run` understands it."""
+    if given["show_config"]:
+        return show_settings()
+    needed("target")
     from dsabisect import engine
 
     answer = engine.check(request_of(as_json=as_json, bad=rev, **given), say)
@@ -386,12 +478,17 @@ def golden_verify(golden: Path | None) -> None:
     tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
 
 
+for measured in (run, check):
+    from_environment(measured)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Click's own exit codes (1, 2) would be verdicts to `git bisect run`: they become 129 and 130."""
     try:
         cli.main(args=argv, prog_name="dsabisect", standalone_mode=False)
     except click.UsageError as error:
         error.show()
+        _say_source(error)
         sys.exit(EXIT_USAGE)
     except click.ClickException as error:
         error.show()
@@ -407,6 +504,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         say(f"  log: {_crash_log()}  (please report it)")
         sys.exit(EXIT_INTERNAL)
     sys.exit(0)
+
+
+def _say_source(error: click.UsageError) -> None:
+    """Where a bad value comes from, when it is not in the command that one looks at."""
+    param, ctx = getattr(error, "param", None), error.ctx
+    source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
+    if source is not None and source.name == "ENVIRONMENT":
+        say(f"  it comes from the environment variable {getattr(param, 'envvar', '')}")
+    if source is not None and source.name == "DEFAULT_MAP" and ctx is not None:
+        say(f"  it comes from {ctx.meta.get('dsabisect.file')}")
 
 
 def _crash_log() -> str:

@@ -72,6 +72,7 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     resume: bool = False
     command: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # option → value and source, for the record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +235,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
         "environment": dict(environment),
         "golden": {"root": str(goldens.root), "key": goldens.key, "cases": len(used)},
         "command": list(request.command),
+        "settings": dict(request.settings),
         "started": _now(),
     }
     _begin_or_resume(session, begin, refused)
