@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,11 +29,17 @@ EPILOG = (
 )
 
 
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 ACTIONS = "GITHUB_ACTIONS"  # "true" in a job of GitHub Actions, where printed lines can be commands
 
 
 def say(text: str) -> None:
-    _write(_quiet(text) + "\n", sys.stderr)
+    _write(_quiet(_harmless(text)) + "\n", sys.stderr)
+
+
+def _harmless(text: str) -> str:
+    """A commit title must not speak to the terminal. Lines stay lines."""
+    return UNSEEN.sub(" ", text)
 
 
 def tell(text: str, *, as_json: bool = False) -> None:
@@ -91,7 +99,7 @@ def from_environment(command: click.Command) -> click.Command:
     return command
 
 
-NOT_FROM_ENVIRONMENT = ("resume", "show_config", "as_json")
+NOT_FROM_ENVIRONMENT = ("resume", "show_config", "as_json", "verbose", "quiet")
 
 
 def settings_of() -> dict[str, dict[str, Any]]:
@@ -216,6 +224,8 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Memory limit of a candidate, GiB.",
         ),
+        click.option("-v", "--verbose", is_flag=True, help="Say also what is being measured right now."),
+        click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result, and errors."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
         click.option("--show-config", is_flag=True, help="Print every setting and where it comes from; run nothing."),
     )
@@ -228,7 +238,7 @@ def request_of(**given: Any) -> Any:
     from dsabisect import engine
     from dsabisect.model import Limits
 
-    for name in ("as_json", "show_config"):
+    for name in ("as_json", "show_config", "verbose", "quiet"):
         given.pop(name)
     given["settings"] = settings_of()
     limits = Limits(cell_seconds=given.pop("cell_seconds"), memory_bytes=int(given.pop("memory_gib") * (1 << 30)))
@@ -236,23 +246,36 @@ def request_of(**given: Any) -> Any:
     return engine.Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
 
 
-def show(answer: Any, as_json: bool) -> None:
+def watching(verbose: bool = False, quiet: bool = False) -> AbstractContextManager[Any]:
+    """What a run says while it works: a live line on a terminal, plain lines elsewhere."""
+    from dsabisect import terminal
+
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet together say nothing")
+    return terminal.progress(say, _harmless, verbose=verbose, quiet=quiet)
+
+
+def show(answer: Any, as_json: bool, said: Callable[[str], None]) -> None:
+    from dsabisect import terminal
     from dsabisect.report import build, text
 
-    tell(build.dumps(answer.report) if as_json else text.render(answer.report), as_json=as_json)
-    _show_files(answer)
+    if as_json:
+        tell(build.dumps(answer.report), as_json=True)
+    else:
+        tell(terminal.painted(text.render(answer.report)))
+    _show_files(answer, said)
     _show_github(answer.report)
 
 
-def _show_files(answer: Any) -> None:
+def _show_files(answer: Any, said: Callable[[str], None]) -> None:
     """report.html beside report.json. It is made from the same document: without it nothing is lost."""
     from dsabisect.outside import store
     from dsabisect.report import html
 
-    say(f"report: {answer.run_dir / 'report.json'}")
+    said(f"report: {answer.run_dir / 'report.json'}")
     try:
         store.write_text(answer.run_dir / "report.html", html.render(answer.report))
-        say(f"        {answer.run_dir / 'report.html'}")
+        said(f"page:   {answer.run_dir / 'report.html'}")
     except DsabisectError as error:
         say(f"dsabisect: no report.html: {error}")
 
@@ -304,8 +327,9 @@ def run(as_json: bool, **given: Any) -> None:
 
     if given["resume"] and given["out"] is None:
         raise click.UsageError("--resume needs --out RUN_DIR")
-    answer = engine.run(request_of(as_json=as_json, **given), say)
-    show(answer, as_json)
+    with watching(given["verbose"], given["quiet"]) as told:
+        answer = engine.run(request_of(as_json=as_json, **given), told)
+    show(answer, as_json, told)
     sys.exit(answer.exit_code)
 
 
@@ -319,8 +343,9 @@ def check(rev: str, as_json: bool, **given: Any) -> None:
     needed("target")
     from dsabisect import engine
 
-    answer = engine.check(request_of(as_json=as_json, bad=rev, **given), say)
-    show(answer, as_json)
+    with watching(given["verbose"], given["quiet"]) as told:
+        answer = engine.check(request_of(as_json=as_json, bad=rev, **given), told)
+    show(answer, as_json, told)
     sys.exit(answer.exit_code)
 
 
@@ -378,13 +403,20 @@ def propose(run_dir: Path, action: str) -> None:
 @cli.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Write the history and the runs here and keep them.")
 @click.option("--story", type=click.Choice(["native", "fused", "both"]), default="both", show_default=True)
-def demo(keep: Path | None, story: str) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Say also what is being measured right now.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result, and errors.")
+def demo(keep: Path | None, story: str, verbose: bool, quiet: bool) -> None:
     """Both stories in miniature, on the CPU: write a bundled history, find both culprits, advise."""
-    from dsabisect import stories
+    from dsabisect import stories, terminal
 
-    with tempfile.TemporaryDirectory(prefix="dsabisect-demo-") as scratch:
-        folder = keep or Path(scratch)
-        sys.exit(stories.play(folder, story, say=say, out=tell, keep=keep is not None))
+    with tempfile.TemporaryDirectory(prefix="dsabisect-demo-") as scratch, watching(verbose, quiet) as told:
+
+        def out(shown: str) -> None:
+            with terminal.paused(told):
+                tell(terminal.painted(shown))
+
+        code = stories.play(keep or Path(scratch), story, say=told, out=out, keep=keep is not None)
+    sys.exit(code)
 
 
 @cli.command()

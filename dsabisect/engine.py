@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsabisect
-from dsabisect import targets
+from dsabisect import targets, terminal
 from dsabisect.errors import EnvironmentFault, Interrupted, RepositoryError, UsageError
 from dsabisect.model import (
     Action,
@@ -107,6 +107,7 @@ class Session:
 
     def evaluate(self, change: Change, columns: Sequence[Column], *, purpose: str) -> list[Observation]:
         began = time.monotonic()
+        terminal.doing(self.say, f"measuring {change.short} ({purpose}) {change.title[:60]}")
         observations = self.evaluator.evaluate(change.id, columns, purpose=purpose)
         self.evaluated.add(change.id)
         self.say(f"{change.short}  {summary(observations)}  {time.monotonic() - began:5.1f} s  {change.title[:60]}")
@@ -522,6 +523,7 @@ def _confirm(
     at = [c.id for c in history.changes].index(culprit.id)
     parent = history.changes[at - 1]
     session.say(f"confirming {culprit.short} against its parent {parent.short}: P, C, P, C from clean builds")
+    terminal.doing(session.say, f"confirming {culprit.short} from clean builds")
     runs = session.evaluator.confirm((parent.id, culprit.id), session.columns, CONFIRM_ROUNDS)
     session.evaluated |= {parent.id, culprit.id}
     held = True

@@ -20,7 +20,7 @@ PACKAGE = Path(dsabisect.__file__).resolve().parent
 LEVELS = (
     ("model", "errors"),
     ("indexer", "reason", "report"),
-    ("outside", "targets", "propose", "demo"),
+    ("outside", "targets", "propose", "demo", "terminal"),
     ("engine", "evaluate"),
     ("stories",),
     ("cli",),
