@@ -63,6 +63,7 @@ class Step:
     after: str  # sha of the first commit measured after it
     confirmed: bool
     columns: tuple[str, ...]
+    confidence: float = 1.0  # below 1 where runs of one commit disagreed
     charts: tuple[Chart, ...] = ()
     facets: tuple[FacetCount, ...] = ()
     broken: Mapping[str, int] = field(default_factory=dict)  # rule or failure that does not hold → columns
@@ -106,6 +107,7 @@ def _step(
         after=after,
         confirmed=all(t["confirmed"] for t in found),
         columns=columns,
+        confidence=min(float(t.get("confidence", 1.0)) for t in found),
         charts=tuple(_charts(columns, old, new, most)),
         facets=facet_counts(columns, bad_side),
         broken=_broken(shown),

@@ -69,7 +69,7 @@ def answer(report: Report) -> dict[str, Any]:
         "word": "Culprit" if first["confirmed"] else "Suspect, not confirmed",
         "tone": "culprit" if first["confirmed"] else "doubt",
         "diverges": text.diverges(report, first),
-        "runs": text.confirmation(report, first),
+        "runs": text.confirmed(report, first),
     }
 
 

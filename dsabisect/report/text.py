@@ -51,7 +51,7 @@ def headline(report: Report) -> list[str]:
         _cut(" " * LEAD + who),
         _cut(_lead("DIVERGES") + diverges(report, first)),
         *_advice(report),
-        *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", _confirmed(report, first)),
+        *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", confirmed(report, first)),
     ]
 
 
@@ -59,7 +59,7 @@ def _exit(report: Report) -> str:
     return "" if report["exit_code"] is None else f" (exit code {report['exit_code']})"
 
 
-def _confirmed(report: Report, first: Mapping[str, Any]) -> str:
+def confirmed(report: Report, first: Mapping[str, Any]) -> str:
     runs = confirmation(report, first)
     if first["confirmed"]:
         return f"{runs}; clean builds"
