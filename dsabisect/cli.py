@@ -257,27 +257,16 @@ def watching(verbose: bool = False, quiet: bool = False) -> AbstractContextManag
 
 def show(answer: Any, as_json: bool, said: Callable[[str], None]) -> None:
     from dsabisect import terminal
+    from dsabisect.outside import pages
     from dsabisect.report import build, text
 
     if as_json:
         tell(build.dumps(answer.report), as_json=True)
     else:
         tell(terminal.painted(text.render(answer.report)))
-    _show_files(answer, said)
-    _show_github(answer.report)
-
-
-def _show_files(answer: Any, said: Callable[[str], None]) -> None:
-    """report.html beside report.json. It is made from the same document: without it nothing is lost."""
-    from dsabisect.outside import store
-    from dsabisect.report import html
-
     said(f"report: {answer.run_dir / 'report.json'}")
-    try:
-        store.write_text(answer.run_dir / "report.html", html.render(answer.report))
-        said(f"page:   {answer.run_dir / 'report.html'}")
-    except DsabisectError as error:
-        say(f"dsabisect: no report.html: {error}")
+    pages.write(answer.run_dir, answer.report, said)
+    _show_github(answer.report)
 
 
 def _show_github(document: Any) -> None:
