@@ -35,6 +35,19 @@ def commands() -> list[tuple[str, str]]:
     return [(page.name, line) for page, _, _, lines in blocks() for line in lines]
 
 
+def workflow_commands() -> list[tuple[str, str]]:
+    """Commands of ours inside the YAML examples."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.S | re.M):
+            joined = re.sub(r"\\\n\s*", "", block)
+            found += [
+                (page.name, line.strip())
+                for line in re.findall(r"(?:- |: |^ *)(dsabisect (?!$)[^|>\n]+)", joined, re.M)
+            ]
+    return [(page, line) for page, line in found if words_of(line)[0] in cli.commands]
+
+
 def runs_here(line: str) -> bool:
     return words_of(line)[0] in RUNNABLE or "--show-config" in line
 
@@ -48,7 +61,11 @@ def test_there_are_commands_to_check() -> None:
     assert len(commands()) >= 5
 
 
-@pytest.mark.parametrize(("page", "line"), commands())
+def test_there_are_workflow_commands_to_check() -> None:
+    assert {words_of(line)[0] for _, line in workflow_commands()} == {"run", "doctor", "report", "propose"}
+
+
+@pytest.mark.parametrize(("page", "line"), [*commands(), *workflow_commands()])
 def test_documented_command_parses(page: str, line: str) -> None:
     name, *rest = words_of(line)
     command = cli.commands[name]

@@ -58,7 +58,7 @@ def commands(report: Report) -> list[str]:
         )
         level = "notice" if not step.breaks else "error" if step.confirmed else "warning"
         what = next(iter(step.broken), "")
-        told = f"{step.kind} by {who}, {len(step.columns)} columns: {what}"
+        told = f"{step.kind} by {who}, {len(step.columns)} column{'s' * (len(step.columns) > 1)}: {what}"
         found.append(_command(level, f"dsabisect: {step.kind}{'' if step.confirmed else ', not confirmed'}", told))
     given = report["recommendation"]
     if given and given["action"] != "none":

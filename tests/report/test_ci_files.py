@@ -128,7 +128,7 @@ def test_a_large_summary_stays_below_githubs_limit() -> None:
 
 def test_annotations() -> None:
     assert github.commands(build.build(gate_story())) == [
-        f"::error title=dsabisect%3A introduced::introduced by {sha(5)[:9]} Fused prologue (#27705), 1 columns: "
+        f"::error title=dsabisect%3A introduced::introduced by {sha(5)[:9]} Fused prologue (#27705), 1 column: "
         "end_to_end diff",
         "::notice title=dsabisect%3A advice::GATE on rope = neox · stays on: interleaved · goes off: neox",
     ]

@@ -126,6 +126,13 @@ def test_every_kind_of_change_is_a_step_at_its_commit() -> None:
     assert [told[sha(p)].word for p in (0, 2, 4, 6, 8)] == ["good", "bad", "good", "bad", "good"]
 
 
+def test_what_a_person_said_is_shown_as_that() -> None:
+    document = build.build(gate_story())
+    document["range"]["marked"] = [{"sha": sha(3), "verdict": "skip", "column": ""}]
+    words = " ".join(" ".join(Reader(html.render(document)).words).split())
+    assert f"Said by a person {sha(3)[:9]} skip" in words
+
+
 def test_what_is_not_measured_is_a_gap_not_a_verdict() -> None:
     document = build.build(gate_story())
     rows = page.matrix(document, text.groups(document), changes.steps(document)).rows
