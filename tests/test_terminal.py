@@ -19,10 +19,10 @@ import sys, time
 from dsabisect import cli, terminal
 with cli.watching(verbose={verbose}, quiet={quiet}) as told:
     terminal.doing(told, "measuring aaaaaaaaa (search) " + {title!r}, left=3)
-    time.sleep(0.6)
+    time.sleep(0.4)
     told("aaaaaaaaa  4 good · 2 bad (diverged)    1.0 s  " + {title!r})
     terminal.doing(told, "measuring bbbbbbbbb (search) b", left=2)
-    time.sleep(0.6)
+    time.sleep(0.4)
 with terminal.paused(told):
     cli.tell(terminal.painted("CULPRIT   aaaaaaaaa x\\nADVICE    REVERT aaaaaaaaa\\n"))
 """

@@ -99,6 +99,28 @@ def test_a_cell_tells_what_was_found_by_mouse_and_by_keys(chromium: browser.Brow
     assert chromium.js("document.querySelectorAll('#full td[tabindex=\"0\"]').length") == 1
 
 
+def test_a_command_is_copied_whole(chromium: browser.Browser, tmp_path: Path) -> None:
+    chromium.open(written(tmp_path, gate_story()))
+    chromium.js("document.querySelector('button[data-copy]').click()")
+    assert chromium.js("document.querySelector('button[data-copy]').textContent") in ("copied", "select + Ctrl+C")
+    chosen = chromium.js("window.getSelection().toString()").splitlines()
+    assert chosen[0] == "# It is good here"
+    assert chosen[1].startswith("dsabisect check ")
+    assert chosen[1].endswith("--device cuda:0")
+
+
+def test_a_screen_reader_has_names_for_all_that_can_be_used(chromium: browser.Browser, tmp_path: Path) -> None:
+    chromium.open(written(tmp_path, gate_story()))
+    nodes = chromium.call("Accessibility.getFullAXTree")["nodes"]
+    told = [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"] and "role" in n]
+    roles = ("button", "link", "searchbox", "checkbox", "grid", "table", "image", "img")
+    used = [pair for pair in told if pair[0] in roles]
+    assert {"button", "link", "searchbox", "checkbox", "grid", "table"} <= {role for role, _ in used}
+    assert not [pair for pair in used if not pair[1].strip()]
+    cells = [name for role, name in told if role == "cell"]
+    assert {"bad introduced", "good", "absent"} <= set(cells)
+
+
 def test_links_lead_somewhere(chromium: browser.Browser, tmp_path: Path) -> None:
     page = written(tmp_path, gate_story())
     chromium.open(page)
