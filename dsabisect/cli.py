@@ -5,6 +5,7 @@ Results go to stdout, progress to stderr. Exit codes: see errors.py and docs/usa
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from urllib.parse import quote
 import click
 
 import dsabisect
-from dsabisect.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, DsabisectError
+from dsabisect.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, DsabisectError, StoreError
 
 EPILOG = (
     "Exit codes of run: 0 nothing diverges, 1 first diverging change confirmed, 2 narrowed to suspects or unconfirmed, "
@@ -149,6 +150,16 @@ def needed(*names: str) -> None:
             raise click.MissingParameter(ctx=ctx, param=param)
 
 
+def size(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """`4096`, `100K`, `20M`, `1.5G` as bytes."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", value.upper())
+    if not found:
+        raise click.BadParameter(f"{value!r} is no size such as 4096, 100K, 20M or 1G")
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))
+
+
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options shared by run and check."""
     options = (
@@ -183,7 +194,12 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             shell_complete=lambda _, __, begun: [s for s in ("smoke", "default", "full") if s.startswith(begun)],
             help="smoke, default or full.",
         ),
-        click.option("--device", default="cpu", show_default=True, help="cpu or cuda:N."),
+        click.option(
+            "--device",
+            default="cpu",
+            show_default=True,
+            help="cpu or cuda:N; several of one kind, such as cuda:0,cuda:1, measure side by side.",
+        ),
         click.option("--golden", type=click.Path(path_type=Path), help="Folder of the golden set."),
         click.option(
             "--out",
@@ -224,6 +240,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Memory limit of a candidate, GiB.",
         ),
+        click.option("--rerun", is_flag=True, help="Measure anew what earlier runs have measured."),
         click.option("-v", "--verbose", is_flag=True, help="Say also what is being measured right now."),
         click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result, and errors."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
@@ -235,15 +252,15 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def request_of(**given: Any) -> Any:
-    from dsabisect import engine
     from dsabisect.model import Limits
+    from dsabisect.session import Request
 
     for name in ("as_json", "show_config", "verbose", "quiet"):
         given.pop(name)
     given["settings"] = settings_of()
     limits = Limits(cell_seconds=given.pop("cell_seconds"), memory_bytes=int(given.pop("memory_gib") * (1 << 30)))
     submodules = {name: Path(path) for name, path in given.pop("submodules").items()}
-    return engine.Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
+    return Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
 
 
 def watching(verbose: bool = False, quiet: bool = False) -> AbstractContextManager[Any]:
@@ -296,7 +313,24 @@ def cli() -> None:
 @measuring
 @click.option("--good", help="Commit whose answers are right.  [required]")
 @click.option("--bad", help="Commit whose answers are wrong.  [required]")
+@click.option(
+    "--timeline/--first",
+    "timeline",
+    default=True,
+    show_default=True,
+    help="Every change of verdict in the range, or a plain bisection to the first.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    help="Timeline: changes that last so many relevant commits are found even when nobody announced them. "
+    "Default: 8, or a sixteenth of the relevant commits.",
+)
 @click.option("--skip", multiple=True, metavar="REV", help="Commit that cannot be tested; may be repeated.")
+@click.option(
+    "--skip-list", type=click.File(), metavar="FILE", help="File of such commits, one a line; # begins a comment."
+)
+@click.option("--suspect", multiple=True, metavar="REV", help="Commit to look at first; may be repeated.")
 @click.option("--max-evals", type=click.IntRange(min=2), help="Stop after so many commits were measured.")
 @click.option("--max-minutes", type=click.FloatRange(min=0), help="Stop after so many minutes.")
 @click.option(
@@ -306,14 +340,17 @@ def cli() -> None:
     show_default="cores / 4",
     help="Checkouts and builds at a time.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
-def run(as_json: bool, **given: Any) -> None:
-    """Find the first diverging change between two commits."""
+@click.option("--resume", is_flag=True, help="Go on with the run in --out; begin it when there is none yet.")
+def run(as_json: bool, timeline: bool, skip_list: Any, **given: Any) -> None:
+    """Tell when answers changed between two commits, and name the first change that broke them."""
     if given["show_config"]:
         return show_settings()
     needed("target", "good", "bad")
     from dsabisect import engine
 
+    listed = (line.partition("#")[0].strip() for line in skip_list or ())
+    given["skip"] = (*given["skip"], *(line for line in listed if line))
+    given["first"] = not timeline
     if given["resume"] and given["out"] is None:
         raise click.UsageError("--resume needs --out RUN_DIR")
     with watching(given["verbose"], given["quiet"]) as told:
@@ -372,6 +409,37 @@ def _render(run_dir: Path, form: str, output: Path | None) -> str:
         "html": lambda found: html.render(found, logs=address),
         "junit": junit.render,
     }[form](document)
+
+
+@cli.command("log")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def show_log(run_dir: Path) -> None:
+    """Print what a run did, in order: one line for each commit that it measured, and every mark."""
+    from dsabisect.outside import store
+    from dsabisect.report import journal
+
+    tell(journal.render(store.read_events(run_dir)))
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("rev")
+@click.argument("verdict", type=click.Choice(["good", "bad", "skip"]))
+@click.option("--column", default="", metavar="PATH/CASE", help="This column only. Default: all.")
+def mark(run_dir: Path, rev: str, verdict: str, column: str) -> None:
+    """Say yourself what a commit is. It counts from the next `dsabisect run --resume` on."""
+    from dsabisect import marking
+
+    tell(marking.mark(run_dir, rev, verdict, column))
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def undo(run_dir: Path) -> None:
+    """Take the last mark of a run back."""
+    from dsabisect import marking
+
+    tell(marking.undo(run_dir))
 
 
 @cli.command()
@@ -497,6 +565,50 @@ def golden_verify(golden: Path | None) -> None:
     loaded = goldens.load(golden)
     count = goldens.verify_controls(loaded, loaded.cases("full"), None)
     tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
+
+
+@cli.group("cache")
+def cache_group() -> None:
+    """Look at the results that runs share, and make room."""
+
+
+@cache_group.command("info")
+@click.option("--json", "as_json", is_flag=True)
+def cache_info(as_json: bool) -> None:
+    """Say where the result cache is and what it holds."""
+    with _open_cache() as results:
+        info = results.info()
+    if as_json:
+        tell(json.dumps(dataclasses.asdict(info), indent=2))
+        return
+    used = f", last used between {info.oldest} and {info.newest}" if info.entries else ""
+    tell(f"{info.path}\n{info.entries} results, {info.bytes / 2**20:.1f} of {info.limit / 2**20:.0f} MiB{used}")
+
+
+@cache_group.command("prune")
+@click.option("--all", "everything", is_flag=True, help="Remove every result.")
+@click.option("--older-than", "days", type=click.FloatRange(min=0), metavar="DAYS", help="Not used for so long.")
+@click.option("--limit", "limit", callback=size, metavar="SIZE", help="Least recently used first, down to 100M, 1G …")
+def cache_prune(everything: bool, days: float | None, limit: int | None) -> None:
+    """Remove results; they are measured again when they are needed."""
+    if not everything and days is None and limit is None:
+        raise click.UsageError("say what to remove: --all, --older-than DAYS or --limit SIZE")
+    with _open_cache() as results:
+        gone = results.prune(limit_bytes=limit, older_than_days=days, everything=everything)
+    tell(f"{gone} result{'' if gone == 1 else 's'} removed")
+
+
+def _open_cache() -> Any:
+    """The result cache. A run goes on without one; a command about it does not."""
+    from dsabisect.outside import cache
+
+    faults: list[str] = []
+    results = cache.Results.open(cache.default_path(), note=faults.append)
+    if not results.usable:
+        raise StoreError(faults[-1], remedy="Free some space, or set DSABISECT_CACHE to a folder of your own")
+    for fault in faults:
+        say(fault)
+    return results
 
 
 for measured in (run, check):

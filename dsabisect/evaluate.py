@@ -6,12 +6,12 @@ Used by the engine alone. All that is slow or foreign happens behind `outside`: 
 from __future__ import annotations
 
 import hashlib
-import os
+import importlib.util
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from dsabisect.model import (
     Comparison,
     Device,
     Failure,
+    Limits,
     Measurement,
     Observation,
     Outcome,
@@ -36,11 +37,13 @@ from dsabisect.model import (
     digest,
     to_json,
 )  # fmt: skip
-from dsabisect.outside import golden, store
+from dsabisect.outside import cache, golden, locks, store
 from dsabisect.outside.gitrepo import GitRepo
-from dsabisect.outside.runner import Runner
+from dsabisect.outside.runner import OF_ONE_DEVICE, Runner
 from dsabisect.reason import judge
+from dsabisect.relevance import Relevance
 
+AGAIN = ("confirm", "flake")  # purposes whose cells are measured although their answer is known
 RUNS = ("a", "b", "a")  # poison patterns, in order: run 1 shows poison, run 2 shows repeats
 
 
@@ -72,10 +75,18 @@ class Evaluator:
     build_env: Mapping[str, str]
     submodules: Mapping[str, Path]
     interpreter: str
-    record: Callable[[Observation], None]
+    record: Callable[[Sequence[Observation]], None]
     note: Callable[[str], None]  # something about the run that a reader must know, said once
+    relevance: Relevance
+    results: cache.Results
+    say: Callable[[str], None]
+    rerun: bool = False  # measure what an earlier run has measured
     jobs: int = 1
     known: dict[tuple[str, Column], Observation] = field(default_factory=dict)  # (build key, column) → measured
+    _again: dict[tuple[str, ...], Observation] = field(
+        default_factory=dict
+    )  # of a resumed run: clean and repeated runs
+    _builds: dict[str, Build] = field(default_factory=dict)
     _prepared: dict[str, Future[Prepared]] = field(default_factory=dict)
     _inputs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)  # cases whose input files were checked in this evaluation
@@ -95,15 +106,29 @@ class Evaluator:
     # ---- what decides a result ---------------------------------------------------------------------------
 
     def build_of(self, sha: str) -> Build:
-        pins = self.target.pins(lambda path: self.repo.read(sha, path))
-        return Build(
-            target=self.target.NAME,
-            tree=self.repo.tree_key(sha, self.target.RELEVANT),
-            pins=pins,
-            flags=dict(self.build_env),
-            device=self.device.name,
-            environment=self.environment_key,
-        )
+        if sha not in self._builds:
+            self._builds[sha] = Build(
+                target=self.target.NAME,
+                tree=self.relevance.key(sha),
+                pins=self.target.pins(lambda path: self.repo.read(sha, path)),
+                flags=dict(self.build_env),
+                device=self.device.arch,
+                environment=self.environment_key,
+            )
+        return self._builds[sha]
+
+    def remember(self, observations: Iterable[Observation]) -> None:
+        """Take over what a resumed run has measured."""
+        for o in observations:
+            if o.purpose in AGAIN:
+                self._again[o.purpose, o.about, o.sha, str(o.turn), str(o.column)] = o
+            else:
+                self.known[o.build, o.column] = o
+
+    def cell_key(self, build: Build, column: Column, *more: str) -> str:
+        """Key of one result in the cache of all runs: everything that decides it."""
+        case, path = self.cases[column.case], self.paths[column.path]
+        return digest([build.key, to_json(case), to_json(path), *more])
 
     def jit_key(self, sha: str) -> str:
         """Commits with equal kernel sources share what was compiled at run time."""
@@ -164,6 +189,10 @@ class Evaluator:
 
     def prepared(self, sha: str) -> Prepared:
         result = self._submit(sha).result()
+        if result.built and not result.checkout.is_dir():  # a candidate removed what it was built in
+            with self._lock:
+                self._prepared.pop(sha, None)
+            result = self._submit(sha).result()
         if not result.built:  # pure Python: cheap to make anew, and a candidate may have changed its own files
             with self._lock:
                 self._prepared.pop(sha, None)
@@ -171,58 +200,111 @@ class Evaluator:
 
     # ---- measuring ---------------------------------------------------------------------------------------
 
-    def evaluate(self, sha: str, columns: Sequence[Column], *, purpose: str) -> list[Observation]:
-        """Observations of ``columns`` at ``sha``, in that order; equal builds share one measurement."""
+    def evaluate(self, sha: str, columns: Sequence[Column], *, purpose: str, turn: int = 0) -> list[Observation]:
+        """Observations of ``columns`` at ``sha``, in that order; equal builds share one measurement.
+
+        Purpose ``flake`` measures anew each ``turn``: what is asked then is whether the answer repeats.
+        """
         began = time.monotonic()
         build, jit_key = self.build_of(sha), self.jit_key(sha)
         looked_up = time.monotonic() - began
-        found: dict[Column, Observation] = {}
-        for column in columns:
-            if (build.key, column) in self.known:
-                found[column] = self._shared(sha, self.known[build.key, column], purpose)
+        found = self._known(sha, build, columns, purpose, turn)
         missing = [c for c in columns if c not in found]
         if missing:
             prepared = self.prepared(sha)
             try:
                 spent = {"lookup": looked_up, **prepared.timing}
                 for observation in self._measure(
-                    prepared, missing, purpose=purpose, key=build.key, jit_key=jit_key, spent=spent
+                    prepared, missing, purpose=purpose, turn=turn, key=build.key, jit_key=jit_key, spent=spent
                 ):
-                    self.known[build.key, observation.column] = observation
                     found[observation.column] = observation
+                    if purpose not in AGAIN:
+                        self.known[build.key, observation.column] = observation
+                        self.results.put(self.cell_key(build, observation.column), to_json(observation))
             finally:
                 self._drop(prepared)
         return [found[c] for c in columns]
 
-    def _shared(self, sha: str, observation: Observation, purpose: str) -> Observation:
-        if observation.sha == sha:
-            return observation
-        shared = replace(observation, sha=sha, purpose=purpose, timing={}, repeats=0)
-        self.record(shared)
-        return shared
+    def _known(
+        self, sha: str, build: Build, columns: Sequence[Column], purpose: str, turn: int
+    ) -> dict[Column, Observation]:
+        """What need not be measured: it stands in the journal, an equal tree has it, or an earlier run."""
+        if purpose in AGAIN:
+            keys = {c: (purpose, "", sha, str(turn), str(c)) for c in columns}
+            return {c: self._again[key] for c, key in keys.items() if key in self._again}
+        twins = {c: self.known[build.key, c] for c in columns if (build.key, c) in self.known}
+        found = {c: _shared(sha, twin, purpose, "twin") for c, twin in twins.items()}
+        for column, observation in self._cached(build, [c for c in columns if c not in found]).items():
+            found[column] = self.known[build.key, column] = _shared(sha, observation, purpose, "cache")
+        self.record([o for c, o in found.items() if o is not twins.get(c)])
+        return found
+
+    def _cached(self, build: Build, columns: Sequence[Column], *more: str) -> dict[Column, Observation]:
+        if self.rerun:
+            return {}
+        keys = {self.cell_key(build, c, *more): c for c in columns}
+        return {keys[key]: Observation.from_json(value) for key, value in self.results.get_many(list(keys)).items()}
+
+    # ---- confirmation ------------------------------------------------------------------------------------
 
     def confirm(
         self, pair: tuple[str, str], columns: Sequence[Column], rounds: int = 2
     ) -> dict[str, list[list[Observation]]]:
-        """Parent and culprit from clean builds and empty JIT caches, interleaved: P, C, P, C."""
-        names = {sha: f"{sha}.clean" for sha in pair}
+        """Parent and culprit from clean builds and empty JIT caches, interleaved: P, C, P, C.
+
+        Turns that a killed run has measured, and those that an earlier run has, are taken over.
+        """
         empty = secrets.token_hex(4)  # names JIT caches that nothing has ever written to
-        futures = {sha: self._pool.submit(self._prepare_clean, sha, names[sha]) for sha in pair}
         seen: dict[str, list[list[Observation]]] = {sha: [] for sha in pair}
+        futures: dict[str, Future[Prepared]] = {}
         try:
             for turn in range(rounds):
                 for sha in pair:
-                    prepared = futures[sha].result()
-                    spent = prepared.timing if turn == 0 else {}
-                    cells = self._measure(
-                        prepared, columns, purpose="confirm", key=names[sha], jit_key=f"{sha}.{empty}", spent=spent
-                    )
-                    seen[sha].append(list(cells))
+                    seen[sha].append(self._confirm_one(pair, sha, turn, columns, empty, futures))
         finally:
-            for future in futures.values():
-                if future.done() and future.exception() is None:
-                    shutil.rmtree(future.result().checkout, ignore_errors=True)
+            for sha in futures:
+                shutil.rmtree(self.run_dir / "work" / "checkouts" / f"{sha}.clean", ignore_errors=True)
         return seen
+
+    def _confirm_one(
+        self,
+        pair: tuple[str, str],
+        sha: str,
+        turn: int,
+        columns: Sequence[Column],
+        empty: str,
+        futures: dict[str, Future[Prepared]],
+    ) -> list[Observation]:
+        build, about = self.build_of(sha), pair[1]
+        clean = ("confirm", self.build_of(pair[0]).key, self.build_of(pair[1]).key, str(turn))
+        found: dict[Column, Observation] = {}
+        for column in columns:
+            key = ("confirm", about, sha, str(turn), str(column))
+            if key in self._again:
+                found[column] = self._again[key]
+        cached = self._cached(build, [c for c in columns if c not in found], *clean)
+        known = {c: replace(_shared(sha, o, "confirm", "cache"), about=about, turn=turn) for c, o in cached.items()}
+        self.record(list(known.values()))
+        found |= known
+        missing = [c for c in columns if c not in found]
+        if missing:
+            prepared = self._clean(pair, sha, futures)
+            for observation in self._measure(
+                prepared, missing, purpose="confirm", turn=turn, about=about, key=f"{sha}.clean",
+                jit_key=f"{sha}.{empty}", spent=prepared.timing,
+            ):  # fmt: skip
+                found[observation.column] = observation
+                self.results.put(self.cell_key(build, observation.column, *clean), to_json(observation))
+            self._drop(prepared)
+        return [found[c] for c in columns]
+
+    def _clean(self, pair: tuple[str, str], sha: str, futures: dict[str, Future[Prepared]]) -> Prepared:
+        """The clean build of ``sha``. What a candidate has removed, and what is not built, is made anew."""
+        if not futures:  # both at once, on the first turn
+            futures.update({s: self._pool.submit(self._prepare_clean, s, f"{s}.clean") for s in pair})
+            return futures[sha].result()
+        futures[sha].result()
+        return self._prepare(sha, f"{sha}.clean")
 
     def _prepare_clean(self, sha: str, name: str) -> Prepared:
         (self.run_dir / "work" / "checkouts" / f"{name}.built").unlink(missing_ok=True)
@@ -241,11 +323,14 @@ class Evaluator:
         key: str,
         jit_key: str,
         spent: Mapping[str, float],
-    ) -> Iterable[Observation]:
+        turn: int = 0,
+        about: str = "",
+    ) -> Iterator[Observation]:
         """``spent``: seconds that led up to this, counted once: on the first cell."""
+        of_run = {"purpose": purpose, "turn": turn, "about": about}
         if prepared.failure is not None:
             for column in columns:
-                yield self._observe(prepared, self._not_built(column, prepared.failure), (), spent, purpose)
+                yield self._observe(prepared, self._not_built(column, prepared.failure), (), spent, of_run)
                 spent = {"compare": 0.0}
             return
         began = time.monotonic()
@@ -264,12 +349,13 @@ class Evaluator:
             shared=self.target.DEPENDENCY_CACHES,
         )
         spent = {**spent, "inputs": time.monotonic() - began}
-        for measurement in measurements:
-            began = time.monotonic()
-            comparisons = self._compare(measurement)
-            timing = {**spent, **measurement.timing, "compare": time.monotonic() - began}
-            spent = {}
-            yield self._observe(prepared, measurement, comparisons, timing, purpose)
+        with locks.held(self.device.name, store.work_root(), self.say):  # one run measures on a device at a time
+            for measurement in measurements:
+                began = time.monotonic()
+                comparisons = self._compare(measurement)
+                timing = {**spent, **measurement.timing, "compare": time.monotonic() - began}
+                spent = {}
+                yield self._observe(prepared, measurement, comparisons, timing, of_run)
         shutil.rmtree(outputs, ignore_errors=True)
 
     def _not_built(self, column: Column, failure: Failure) -> Measurement:
@@ -288,7 +374,7 @@ class Evaluator:
         )
 
     def _input_files(self, case_id: str) -> tuple[str, ...]:
-        """Input files of a case, written by us and checked again before each use: a candidate may write anywhere."""
+        """Input files of a case, written by us and checked again in each evaluation: a candidate may write anywhere."""
         if case_id in self._inputs:
             files, hashes = self._inputs[case_id]
             if case_id in self._checked or hashes == tuple(_file_hash(Path(f)) for f in files):
@@ -330,7 +416,7 @@ class Evaluator:
         measurement: Measurement,
         comparisons: Sequence[Comparison],
         timing: Mapping[str, float],
-        purpose: str,
+        of_run: Mapping[str, Any],  # purpose, turn, about
     ) -> Observation:
         verdict, reason, detail = judge.judge(measurement, comparisons)
         case = self.cases[measurement.case]
@@ -352,10 +438,18 @@ class Evaluator:
             repeats=len(measurement.outputs) or 1,
             timing={name: round(value, 6) for name, value in timing.items()},
             log=measurement.log,
-            purpose=purpose,
+            **of_run,
         )
-        self.record(observation)
+        self.record([observation])
         return observation
+
+
+def _shared(sha: str, observation: Observation, purpose: str, source: str) -> Observation:
+    """The same answer for another commit, or from another run, whose log stays where it is."""
+    if observation.sha == sha and source == "twin":
+        return observation
+    log = observation.log if source == "twin" else ""
+    return replace(observation, sha=sha, purpose=purpose, timing={}, repeats=0, source=source, log=log)
 
 
 def _bytes(path: Path) -> bytes:
@@ -377,18 +471,14 @@ def harness_key() -> str:
     return digest([[p.relative_to(package).as_posix(), _file_hash(p)] for p in files])[:20]
 
 
-def environment_key(environment: Mapping[str, str], golden_key: str) -> str:
-    return digest([to_json(environment), golden_key, harness_key()])[:20]
+def target_key(target: Any) -> str:
+    """Hash of a target's own modules, which may come from another package."""
+    modules = [getattr(target, "__name__", type(target).__module__), target.PROBE]
+    specs = [importlib.util.find_spec(name) for name in modules]
+    return digest([_file_hash(Path(spec.origin)) if spec and spec.origin else "" for spec in specs])[:20]
 
 
-def writable(folder: Path) -> None:
-    """Raises StoreError when nothing can be written below ``folder``."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as error:
-        raise StoreError(
-            f"cannot write: {error.strerror or error}", where=str(folder), remedy="Give another folder with --out"
-        ) from error
+def environment_key(environment: Mapping[str, str], golden_key: str, target: Any, limits: Limits) -> str:
+    """Everything but the commit, the path and the case that decides a result."""
+    facts = {k: v for k, v in environment.items() if k not in OF_ONE_DEVICE}
+    return digest([facts, golden_key, harness_key(), target_key(target), to_json(limits)])[:20]

@@ -17,8 +17,6 @@ Facet = str | int
 Choice = Facet | tuple[Facet, ...]  # one value, or any of several
 Number = float | int
 
-CASE_STAGES = ("quant", "logits", "topk", "end_to_end", "metadata")
-
 
 class Outcome(str, Enum):
     """What happened when a cell (build, path, case) was run."""
@@ -124,6 +122,7 @@ class PathSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)  # handed to the probe
     default_selection: bool = False  # True: nothing forced, the commit chooses
     outputs: tuple[str, ...] = ("logits",)  # what every run of this path must yield
+    relevant: tuple[str, ...] = ()  # git pathspecs that decide this path alone; () = the target's RELEVANT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +227,10 @@ class Observation:
     repeats: int = 1
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds by part
     log: str = ""  # relative to logs/ in the run folder
-    purpose: str = "search"  # endpoint | search | confirm | verify
+    purpose: str = "search"  # endpoint | search | confirm | flake | check | verify
+    source: str = "measured"  # measured | twin (another commit of this run with the same tree) | cache (an earlier run)
+    turn: int = 0  # which of several runs, for purpose confirm and flake
+    about: str = ""  # sha of the accused commit, for purpose confirm
 
     @property
     def column(self) -> Column:
@@ -261,6 +263,7 @@ class Transition:
     bad: str  # sha of the first bad commit
     suspects: tuple[str, ...]  # oldest first; one element when the answer is one commit
     confirmed: bool = False
+    confidence: float = 1.0  # posterior of the suspects; below 1.0 only where runs of one commit disagreed
 
     @property
     def column(self) -> Column:

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dsabisect import engine
+from dsabisect import conclude, engine
 from dsabisect.outside import pages
 from dsabisect.report import text
+from dsabisect.session import Request
 from dsabisect.targets import demo
 
 STORIES = {
@@ -39,7 +40,7 @@ def play(folder: Path, story: str, *, say: Callable[[str], None], out: Callable[
         title, paths = STORIES[name]
         good, bad = ends(history, name)
         out(f"\n=== Story {title}\n")
-        request = engine.Request(
+        request = Request(
             repo=repo,
             target="demo",
             good=good,
@@ -55,8 +56,8 @@ def play(folder: Path, story: str, *, say: Callable[[str], None], out: Callable[
         out(text.render(answer.report))
         if keep:
             pages.write(answer.run_dir, answer.report, say)
-        if answer.exit_code != engine.EXIT_CONFIRMED:
-            code = code or answer.exit_code or engine.EXIT_SUSPECTS
+        if answer.exit_code != conclude.EXIT_CONFIRMED:
+            code = code or answer.exit_code or conclude.EXIT_SUSPECTS
     if keep:
         say(f"kept: {folder} (`dsabisect report {folder}/run-fused --format md`)")
     return code

@@ -21,7 +21,7 @@ LEVELS = (
     ("model", "errors"),
     ("indexer", "reason", "report"),
     ("outside", "targets", "propose", "demo", "terminal"),
-    ("engine", "evaluate"),
+    ("engine", "evaluate", "session", "conclude", "relevance", "flaky", "marking"),
     ("stories",),
     ("cli",),
     ("__main__",),

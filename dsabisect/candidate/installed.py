@@ -17,7 +17,10 @@ DEEP_GEMM_WHEELS = ("deep_gemm", "sgl-deep-gemm")  # both install the module `de
 
 
 def environment(device: str) -> dict[str, Any]:
-    """``{"facts": {...}}``, or ``{"fault": text, "remedy": text}`` when the device cannot be used."""
+    """``{"facts": {...}}``, or ``{"fault": text, "remedy": text}`` when the device cannot be used.
+
+    ``uuid`` stands beside the facts, not among them: which of several equal cards it is decides no result.
+    """
     import torch
 
     facts = {
@@ -50,7 +53,8 @@ def _cuda(facts: dict[str, str], index: int) -> dict[str, Any]:
     except Exception as error:
         return {"fault": f"cuda:{index} cannot be used: {error}".splitlines()[0], "remedy": remedy}
     arch = f"sm{found.major}{found.minor}"
-    return {"facts": {**facts, "driver": _driver(), "device_name": found.name, "arch": arch}}
+    facts = {**facts, "driver": _driver(), "device_name": found.name, "arch": arch}
+    return {"facts": facts, "uuid": str(getattr(found, "uuid", ""))}
 
 
 def version(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dsabisect.model import Change
 
@@ -28,6 +29,7 @@ def plain_title(title: str) -> str:
     return " ".join(NUMBERS.sub("", title).casefold().split())
 
 
+@lru_cache(maxsize=65536)
 def title_layers(title: str) -> tuple[tuple[str, ...], str]:
     """`Revert "Reland "X" (#2)" (#3)` → (("revert", "reland"), "x")."""
     kinds: list[str] = []

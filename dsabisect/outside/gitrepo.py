@@ -153,6 +153,51 @@ class GitRepo:
                         data=pairs.encode())  # fmt: skip
         return frozenset(line for line in out.decode(errors="replace").splitlines() if "\t" not in line and line in ids)
 
+    def moves(self, history: History, pathspecs: Sequence[str]) -> list[tuple[Entry, ...]]:
+        """For each change of ``history`` the files that match and differ from the commit before, as they are after it.
+
+        The first change has all its files. A file that is gone has an id of zeros. One git process for the range.
+        """
+        ids = [change.id for change in history.changes]
+        steps = "".join(f"{new} {old}\n" for old, new in pairwise(ids))
+        listing = ("diff-tree", "--stdin", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", "--", *pathspecs)
+        at = {sha: position for position, sha in enumerate(ids)}
+        found: list[list[Entry]] = [[] for _ in ids]
+        position = 0
+        values = iter(self._git(*listing, data=steps.encode()).split(b"\0"))
+        for value in values:  # SHA, then ":modes ids status", path, ":modes ids status", path, ...
+            if value.startswith(b":"):
+                meta = value.decode().split()
+                found[position].append(Entry(path=os.fsdecode(next(values)), mode=meta[1], id=meta[3]))
+            elif value:
+                position = at[value.decode().strip()]
+        return [tuple(self._entries(ids[0], pathspecs)), *map(tuple, found[1:])]
+
+    def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Contents of blobs by id, read by one git process."""
+        asked = list(dict.fromkeys(ids))
+        out = self._git("cat-file", "--batch", data="".join(f"{id}\n" for id in asked).encode()) if asked else b""
+        found: dict[str, bytes] = {}
+        at = 0
+        for id in asked:
+            end = out.index(b"\n", at)
+            head = out[at:end].split()
+            if len(head) != 3:
+                raise RepositoryError(f"git cannot read the blob {id[:12]}", where=str(self.path),
+                                      remedy=self._cure(f"missing {id}"))  # fmt: skip
+            found[id] = out[end + 1 : end + 1 + int(head[2])]
+            at = end + 2 + int(head[2])
+        return found
+
+    def entries(self, sha: str, pathspecs: Sequence[str]) -> tuple[Entry, ...]:
+        """Files that match at ``sha``, sorted by path."""
+        return tuple(self._entries(sha, pathspecs))
+
+    def older(self, sha: str, steps: int) -> str:
+        """The commit ``steps`` first parents before ``sha``, or the oldest that is there; "" when there is none."""
+        told = self._told("--first-parent", f"--max-count={steps + 1}", self._full(sha))
+        return told[-1].change.id if len(told) > 1 else ""
+
     def later_touching(self, sha: str, tip: str) -> tuple[Change, ...]:
         """Later first-parent commits up to ``tip`` that touch a file that ``sha`` touched, oldest first."""
         files = {os.fsencode(name) for name in self.changed_files(sha)}

@@ -25,6 +25,7 @@ from dsabisect.outside.listen import Indexed, Job, Progress
 from dsabisect.outside.processes import MARK, Child, Zygote, kill_marked
 from dsabisect.targets import BuildStep
 
+OF_ONE_DEVICE = ("uuid",)  # facts of the environment in which two cards of one kind differ
 SOURCES = (".py", ".so", ".cu", ".cuh", ".h", ".hpp", ".cpp")
 
 
@@ -43,6 +44,7 @@ class Runner:
         self.interpreter, self.limits = interpreter, limits
         self.work, self.log_root = Path(work).absolute(), Path(log_root).absolute()
         self.build_env = dict(build_env)
+        self.uuids: dict[str, str] = {}  # of the cards that :meth:`environment` was asked about, by device
         self._mark = secrets.token_hex(8)
         self._idle: dict[str, list[Zygote]] = {}
         self._busy: set[Zygote] = set()
@@ -89,6 +91,7 @@ class Runner:
             )  # fmt: skip
         if "fault" in message:
             raise EnvironmentFault(message["fault"], where=self.interpreter, remedy=message["remedy"])
+        self.uuids[device] = str(message.get("uuid", ""))
         return {str(k): str(v) for k, v in message["facts"].items()}
 
     # ---- builds ------------------------------------------------------------------------------------------
@@ -167,7 +170,6 @@ class Runner:
         device: Device,
         env: Mapping[str, str],
         cells: Sequence[Cell],
-        fresh: bool = False,
         jit_key: str = "",
         shared: Sequence[str] = (),
     ) -> Iterator[Measurement]:
@@ -176,7 +178,7 @@ class Runner:
         Cells whose paths share environment and settings share a forked child, until one of them fails; the next then
         begins in a fresh one. ``jit_key`` (default: the build's) names the JIT caches: builds with equal kernel
         sources may share them. ``shared``: cache variables of an installed dependency, which no commit decides: one
-        folder for all. ``fresh``: with empty JIT caches that are thrown away afterwards.
+        folder for all.
 
         Raises:
             HarnessFault: our own code or the probe failed.
@@ -189,23 +191,19 @@ class Runner:
             )
         key = _safe(build_key)
         kernels = _safe(jit_key or build_key)
-        caches = self.work / "jit" / (f"{kernels}.{secrets.token_hex(4)}" if fresh else kernels)
+        caches = self.work / "jit" / kernels
         job = Job(
             key=key, checkout=checkout, probe=probe, device=device, env=env, cells=cells, caches=caches, shared=shared,
             files=_count_files(checkout), limits=self.limits, log_root=self.log_root,
         )  # fmt: skip
         ready: dict[int, Measurement] = {}
         position = 0
-        try:
-            for group in _groups(cells):
-                for index, measurement in self._group(job, group):
-                    ready[index] = measurement
-                    while position in ready:
-                        yield ready.pop(position)
-                        position += 1
-        finally:
-            if fresh:
-                shutil.rmtree(caches, ignore_errors=True)
+        for group in _groups(cells):
+            for index, measurement in self._group(job, group):
+                ready[index] = measurement
+                while position in ready:
+                    yield ready.pop(position)
+                    position += 1
 
     def _group(self, job: Job, indices: Sequence[int]) -> Indexed:
         """Measure cells that may share a process, in as many processes as it takes."""

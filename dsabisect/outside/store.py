@@ -14,7 +14,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ class Journal:
     def __init__(self, run_dir: Path, fd: int) -> None:
         self.run_dir = run_dir
         self._fd = fd
+        self._lock = threading.Lock()  # several devices write into one journal
 
     @classmethod
     def create(cls, run_dir: Path) -> Journal:
@@ -83,10 +85,15 @@ class Journal:
         Raises:
             StoreError: disk full, file-size limit, device error. The journal then ends as it did before the call.
         """
-        if "event" in value:
+        self.append_all(event, [value])
+
+    def append_all(self, event: str, values: Sequence[Mapping[str, Any]]) -> None:
+        """Write several events of one kind with one sync. See :meth:`append`."""
+        if any("event" in value for value in values):
             raise ValueError("a journal value must not have a field called 'event'")
-        line = (json.dumps({"event": event, **value}, separators=(",", ":")) + "\n").encode("ascii")
-        with _telling("cannot write the journal", self.run_dir, FREE_AND_RESUME):
+        lines = [json.dumps({"event": event, **value}, separators=(",", ":")) + "\n" for value in values]
+        line = "".join(lines).encode("ascii")
+        with self._lock, _telling("cannot write the journal", self.run_dir, FREE_AND_RESUME):
             before = os.fstat(self._fd).st_size
             try:
                 written = os.write(self._fd, line)
@@ -145,6 +152,15 @@ def write_text(path: Path, text: str) -> None:
                 temporary.unlink()
             raise
         _sync_folder(path.parent)
+
+
+def writable(folder: Path) -> None:
+    """Raises StoreError when nothing can be written below ``folder``."""
+    with _telling("cannot write", folder, OTHER_OUT):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
 
 
 def default_run_dir(base: Path, name: str, now: datetime | None = None) -> Path:

@@ -106,6 +106,12 @@ def _magnitude(comparison: Comparison) -> str:
     return f"e{math.floor(math.log10(seen))}" if isinstance(seen, (int, float)) and 0 < seen < math.inf else ""
 
 
+def without_size(one: str) -> str:
+    """The signature without the order of magnitude of a difference."""
+    found = MAGNITUDE.fullmatch(one)
+    return found[1] if found else one
+
+
 def agree(one: str, other: str) -> bool:
     """The same failure, orders of magnitude at most one apart."""
     if one == other:

@@ -10,7 +10,7 @@ from typing import Any
 SCHEMA_VERSION = 1
 Json = dict[str, Any]
 UNFINISHED: Json = {"status": "unfinished", "exit_code": None, "finished": None, "seconds": None}
-NO_RANGE: Json = {"changes": [], "relevant": [], "note": ""}
+NO_RANGE: Json = {"changes": [], "relevant": [], "note": "", "must_look": [], "window": 0}
 NO_RUN: Json = {
     "tool_version": "", "repo": "", "target": "", "good": "", "bad": "", "device": {"name": "", "arch": ""},
     "paths": [], "suite": "", "environment": {}, "golden": {"root": "", "key": "", "cases": 0}, "command": [],
@@ -25,7 +25,7 @@ def build(events: Sequence[Mapping[str, Any]]) -> Json:
     """
     of = _by_kind(events)
     concluded = _by_kind(events[_last_range(events) :])
-    reach = of.get("range", [NO_RANGE])[-1]
+    reach = {**NO_RANGE, **of.get("range", [NO_RANGE])[-1]}
     observations, transitions = of.get("observation", []), concluded.get("transition", [])
     advice = concluded.get("recommendation", [None])[-1]
     end = concluded.get("end", [UNFINISHED])[-1]
@@ -37,7 +37,10 @@ def build(events: Sequence[Mapping[str, Any]]) -> Json:
             "commits": reach["changes"],
             "relevant": reach["relevant"],
             "evaluated": list(dict.fromkeys(o["sha"] for o in observations if o["timing"])),
+            "must_look": reach["must_look"],
+            "window": reach["window"],
             "skipped": list(dict.fromkeys(s["sha"] for s in of.get("skip", []))),
+            "marked": marks(events),
             "note": reach["note"],
         },
         "observations": observations,
@@ -77,6 +80,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
+
+
+def marks(events: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """What a person said of commits, without what was taken back."""
+    found: list[Json] = []
+    for event in events:
+        if event["event"] == "mark":
+            found.append({k: event[k] for k in ("sha", "verdict", "column")})
+        elif event["event"] == "undo" and found:
+            found.pop()
+    return found
 
 
 # ---- parts --------------------------------------------------------------------------------------------------
@@ -154,6 +168,21 @@ def first_diverging(
         "detail": shown[-1]["detail"] if shown else "",
         "confirmed": all(t["confirmed"] for t in same),
     }
+
+
+def without_times(report: Mapping[str, Any]) -> Json:
+    """The report without what differs between two runs that found the same: clocks, command line, names of logs.
+
+    How many cells were measured stays: a run that was killed and resumed measures none of them twice.
+    """
+    moving = ("finished", "seconds")
+    document = {key: value for key, value in report.items() if key not in moving}
+    document["run"] = {k: v for k, v in report["run"].items() if k not in ("started", "command")}
+    document["observations"] = [
+        {k: v for k, v in observation.items() if k not in ("timing", "log")} for observation in report["observations"]
+    ]
+    document["timing"] = {"cells": report["timing"]["cells"]}
+    return document
 
 
 def dumps(report: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def _escaped(value: str) -> str:
 
 def quiet(shown: str) -> str:
     """The same words, none of them a workflow command."""
-    return re.sub(r"^(\s*):(?=:)", r"\1: ", shown, flags=re.MULTILINE).replace("##[", "# #[")
+    return re.sub(r"(^|[\r\n])(\s*):(?=:)", r"\1\2: ", shown).replace("##[", "# #[")
 
 
 def quiet_json(shown: str) -> str:

@@ -32,7 +32,7 @@ def plain(text: object, limit: int = 200) -> str:
 
 
 def render(report: Report) -> str:
-    blocks = [headline(report), because(report), matrix(report), footer(report)]
+    blocks = [headline(report), because(report), timeline(report), matrix(report), footer(report)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -61,9 +61,20 @@ def _exit(report: Report) -> str:
 
 def confirmed(report: Report, first: Mapping[str, Any]) -> str:
     runs = confirmation(report, first)
+    posterior = _posterior(report, first)
+    if posterior is not None:
+        how = f"posterior {posterior:.2f}, from runs that do not repeat"
+        return how if first["confirmed"] else f"confirmed: {how}"
     if first["confirmed"]:
         return f"{runs}; clean builds"
     return f"confirmed: {runs}; see the notes" if runs else "confirmed: it was not run again beside its parent"
+
+
+def _posterior(report: Report, first: Mapping[str, Any]) -> float | None:
+    """Of the suspect, where runs of one commit disagreed; None where all of them agreed."""
+    mine = [t for t in report["transitions"] if column_of(t) == first["column"] and first["sha"] in t["suspects"]]
+    unsure = [float(t["confidence"]) for t in mine if t["confidence"] < 1]
+    return min(unsure) if unsure else None
 
 
 def diverges(report: Report, first: Mapping[str, Any]) -> str:
@@ -143,6 +154,34 @@ def because(report: Report) -> list[str]:
     if gate and given["action"] == "gate":
         lines += _wrapped("", f"{gate['switch']}", first="  - the switch: ")
     return lines + [line for text in given["missing"] for line in _wrapped("", text, first="  missing: ")]
+
+
+# ---- the timeline -------------------------------------------------------------------------------------------
+
+
+def changes(report: Report) -> list[tuple[str, Sequence[str], dict[str, int], bool]]:
+    """(kind, suspects, columns by path, confirmed) of every change of verdict, in the order of the history."""
+    at = {c["id"]: position for position, c in enumerate(report["range"]["commits"])}
+    found: dict[tuple[str, tuple[str, ...], bool], dict[str, int]] = {}
+    for t in report["transitions"]:
+        paths = found.setdefault((t["kind"], tuple(t["suspects"]), t["confirmed"]), {})
+        paths[t["path"]] = paths.get(t["path"], 0) + 1
+    order = sorted(found, key=lambda key: (at.get(key[1][-1], 0), key[0]))
+    return [(kind, suspects, found[kind, suspects, sure], sure) for kind, suspects, sure in order]
+
+
+def timeline(report: Report) -> list[str]:
+    """What was introduced, masked, exposed, gated and fixed, one line each; nothing when there is one change only."""
+    told = changes(report)
+    titles = {c["id"]: c["title"] for c in report["range"]["commits"]}
+    lines = []
+    for number, (kind, suspects, paths, _) in enumerate(told if len(told) > 1 else ()):
+        last = suspects[-1]
+        sha = last[:9] if len(suspects) == 1 else f"{len(suspects)} to {last[:9]}"
+        where = ", ".join(f"{path} {count}" for path, count in paths.items())
+        lead = _lead("TIMELINE" if number == 0 else "")
+        lines.append(_cut(f"{lead}{kind:<10} {sha}  {where}  {plain(titles.get(last, ''))}"))
+    return lines
 
 
 # ---- lines --------------------------------------------------------------------------------------------------

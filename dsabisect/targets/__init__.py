@@ -8,7 +8,7 @@ entry point in the group ``dsabisect.targets``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +41,15 @@ class BuildRequest:
     build_env: Mapping[str, str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A file of which only a part can change an answer: most commits that touch it are no business of the indexer's."""
+
+    path: str
+    distil: Callable[[bytes, Collection[bytes]], bytes]  # its content, those of the other relevant files → what counts
+    flags: Callable[[bytes, Collection[bytes]], Mapping[str, str]]  # the same → flag: its default, as written
+
+
 @runtime_checkable
 class Target(Protocol):
     """Everything that differs between repositories. Plain data and pure functions; no I/O but in ``prepare``."""
@@ -51,6 +60,7 @@ class Target(Protocol):
     PATHS: tuple[PathSpec, ...]
     DEFAULT_PATHS: tuple[str, ...]  # measured when no --path is given
     RELEVANT: tuple[str, ...]  # git pathspecs: a commit that touches none of them cannot change the answer
+    PARTS: tuple[Part, ...]  # files among RELEVANT that count only in part
     CHECKOUT: tuple[str, ...]  # folders and files that a checkout needs; () = everything
     SUBMODULES: tuple[str, ...]  # submodule paths that a build needs
     DEPENDENCY_CACHES: tuple[str, ...]  # cache variables of what is installed, not built: shared by all commits
@@ -111,7 +121,7 @@ def conformance(target: Any) -> list[str]:
     faults = []
     for name, kind in (
         ("NAME", str), ("TITLE", str), ("PROBE", str), ("PATHS", tuple), ("DEFAULT_PATHS", tuple),
-        ("RELEVANT", tuple), ("CHECKOUT", tuple), ("SUBMODULES", tuple), ("JIT_SOURCES", tuple),
+        ("RELEVANT", tuple), ("PARTS", tuple), ("CHECKOUT", tuple), ("SUBMODULES", tuple), ("JIT_SOURCES", tuple),
         ("DEPENDENCY_CACHES", tuple),
     ):  # fmt: skip
         if not isinstance(getattr(target, name, None), kind):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsabisect.errors import EnvironmentFault, StoreError
 from dsabisect.model import Case, Device, PathSpec, Stage
-from dsabisect.targets import BuildRequest, BuildStep, Read
+from dsabisect.targets import BuildRequest, BuildStep, Part, Read
 
 NAME = "deepgemm"
 TITLE = "DeepGEMM: paged and ragged MQA-logits kernels, built from source (CUDA)"
@@ -24,6 +24,7 @@ PATHS = (PAGED, RAGGED)
 DEFAULT_PATHS = ("paged", "ragged")
 # Shared headers are everywhere, so that no narrower set is safe; the submodules' pins lie under third-party.
 RELEVANT = ("deep_gemm", "csrc", "setup.py", "third-party", ".gitmodules")
+PARTS: tuple[Part, ...] = ()
 CHECKOUT: tuple[str, ...] = ()  # 4 MB in all, and setup.py of later commits imports from scripts/
 SUBMODULES = ("third-party/cutlass", "third-party/fmt")
 JIT_SOURCES: tuple[str, ...] = ()

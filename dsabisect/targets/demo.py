@@ -11,14 +11,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsabisect.demo import history
 from dsabisect.errors import EnvironmentFault, StoreError
 from dsabisect.model import Case, Device, PathSpec, Stage
-from dsabisect.targets import BuildRequest, BuildStep, Read
+from dsabisect.targets import BuildRequest, BuildStep, Part, Read
 
 NAME = "demo"
 TITLE = "miniindexer: the bundled history of a small indexer, CPU only"
@@ -47,6 +47,15 @@ CHECKOUT = ("miniindexer",)
 SUBMODULES: tuple[str, ...] = ()
 JIT_SOURCES: tuple[str, ...] = ()
 DEPENDENCY_CACHES: tuple[str, ...] = ()
+
+FLAG = re.compile(rb'^\s*\w+ = env_flag\("(\w+)", ([^)]*)\)', re.MULTILINE)
+
+
+def _flags(content: bytes, others: Collection[bytes]) -> Mapping[str, str]:
+    return {name.decode(): default.decode() for name, default in FLAG.findall(content)}
+
+
+PARTS = (Part(path="miniindexer/config.py", distil=lambda content, others: content, flags=_flags),)
 
 STAGE_OF = {
     "split": Stage.END_TO_END, "fused": Stage.END_TO_END, "default": Stage.END_TO_END,

@@ -359,6 +359,7 @@ def test_environment(runner: Runner) -> None:
     facts = runner.environment("cpu")
     assert facts["arch"] == "cpu" and facts["torch"] == str(torch.__version__) and facts["deep_gemm"]
     assert {"python", "cuda", "driver", "device_name", "triton", "numpy"} <= set(facts) and all(facts.values())
+    assert runner.uuids == {"cpu": ""} and "uuid" not in facts  # equal cards share results
     with pytest.raises(UsageError, match="unknown device 'gpu'"):
         runner.environment("gpu")
     if not torch.cuda.is_available():

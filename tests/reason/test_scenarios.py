@@ -5,7 +5,8 @@
 Above the line of dashes stands the history, one letter a commit, the good end first:
 `.` good  `X` bad  `Y` bad, much smaller  `R` raises  `U` not repeatable  `-` absent  `?` asked to skip
 `a`…`h` does not build, the letter is the error  `~` another path ran.
-Below stands what the search said, step by step. A second history line is a second column of the same commits.
+Below stands what a plain bisection said of each diverging column, step by step, then the whole timeline. A second
+history line is a second column of the same commits; the one called `default` is the default selection.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from pathlib import Path
 import pytest
 from made_cells import cell, failed
 
-from dsabisect.model import Observation, Reason, Verdict
+from dsabisect.model import Column, Observation, Reason, Verdict
 from dsabisect.reason import judge, search, timeline
+from dsabisect.reason.plan import Plan
+from dsabisect.reason.timeline import Kind, State
 
 FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 SCENARIOS = sorted(FOLDER.glob("*.txt"))
 UPDATE = bool(os.environ.get("DSABISECT_UPDATE"))
 RULE = "-" * 40
+WINDOW = 4
 
 
 def observed(letter: str, name: str, position: int) -> Observation:
@@ -45,6 +49,7 @@ def transcript(histories: dict[str, str]) -> Iterator[str]:
     yield from (line for line in (ends.hint, ends.remedy) if line)
     for column in ends.diverging:
         yield from [f"column {column.case}", *_one(histories[column.case], column.case)]
+    yield from _timeline(histories)
 
 
 def _one(history: str, name: str) -> Iterator[str]:
@@ -52,18 +57,36 @@ def _one(history: str, name: str) -> Iterator[str]:
     sought = judge.signature(observed(history[last], name, last))
     seen = {0: Verdict.GOOD, last: Verdict.BAD, **{p: Verdict.SKIP for p, c in enumerate(history) if c == "?"}}
     blocks = {p: Reason.ASKED.value for p, c in enumerate(history) if c == "?"}
-    reasons = {p: observed(history[p], name, p).reason for p in (0, last)}
     count = 0
     while (probe := search.next_probe(len(history), seen, blocks)) is not None:
         observation = observed(history[probe], name, probe)
-        seen[probe], reasons[probe] = judge.answer(observation, sought)
+        seen[probe], reason = judge.answer(observation, sought)
         if seen[probe] is Verdict.SKIP:
             blocks[probe] = judge.signature(observation)
         count += 1
-        yield f"  probe {probe}: {seen[probe].value} ({reasons[probe].value})"
+        yield f"  probe {probe}: {seen[probe].value} ({reason.value})"
     found = search.suspects(len(history), seen)
     yield f"  {count} probes; suspects {found[0]}" + (f"..{found[-1]}" if len(found) > 1 else "")
-    yield from (f"  {s.kind.value} in {s.after + 1}..{s.upto}" for s in timeline.transitions(seen, reasons))
+
+
+def _timeline(histories: dict[str, str]) -> Iterator[str]:
+    n = len(next(iter(histories.values())))
+    columns = {name: Column(path=name, case="case") for name in histories}
+    plan = Plan(keys=range(n), columns=tuple(columns.values()), window=WINDOW)
+    for name, history in histories.items():
+        marks = {p: State(kind=Kind.SKIP, signature=Reason.ASKED.value) for p, c in enumerate(history) if c == "?"}
+        plan.series[columns[name]].update(marks)
+    asked: list[int] = []
+    while (probe := plan.next()) is not None:
+        asked.append(probe.position)
+        for column in probe.columns:
+            letter = histories[column.path][probe.position]
+            plan.take(probe.position, column, timeline.state_of(observed(letter, column.path, probe.position)))
+    yield f"timeline: {len(asked)} probes: {' '.join(map(str, asked))}"
+    for name, column in columns.items():
+        forced = timeline.partners(column, plan.series, ["default"])
+        for step in timeline.steps(plan.series[column]):
+            yield f"  {name}: {timeline.kind_of(step, forced).value} in {step.after + 1}..{step.upto}"
 
 
 def parse(text: str) -> tuple[str, dict[str, str], str]:
