@@ -16,7 +16,7 @@ from dsabisect.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUNNABLE = {"targets", "cases", "golden", "doctor", "--help"}
+RUNNABLE = {"targets", "cases", "golden", "cache", "doctor", "--help"}
 BLOCK = re.compile(r"(?:^ *<!-- (?P<mark>[\w ]+): (?P<file>\S+) -->\n)?^ *```console\n(?P<body>.*?)^ *```", re.S | re.M)
 
 
