@@ -39,7 +39,7 @@ from dsabisect.model import (
 )  # fmt: skip
 from dsabisect.outside import cache, golden, locks, store
 from dsabisect.outside.gitrepo import GitRepo
-from dsabisect.outside.runner import OF_ONE_DEVICE, Runner
+from dsabisect.outside.runner import Runner
 from dsabisect.reason import judge
 from dsabisect.relevance import Relevance
 
@@ -80,6 +80,7 @@ class Evaluator:
     relevance: Relevance
     results: cache.Results
     say: Callable[[str], None]
+    card: str  # names the lock of the accelerator: one run measures on it at a time
     rerun: bool = False  # measure what an earlier run has measured
     jobs: int = 1
     known: dict[tuple[str, Column], Observation] = field(default_factory=dict)  # (build key, column) → measured
@@ -349,7 +350,7 @@ class Evaluator:
             shared=self.target.DEPENDENCY_CACHES,
         )
         spent = {**spent, "inputs": time.monotonic() - began}
-        with locks.held(self.device.name, store.work_root(), self.say):  # one run measures on a device at a time
+        with locks.held(self.card, store.work_root(), self.say, shown=self.device.name):
             for measurement in measurements:
                 began = time.monotonic()
                 comparisons = self._compare(measurement)
@@ -480,5 +481,4 @@ def target_key(target: Any) -> str:
 
 def environment_key(environment: Mapping[str, str], golden_key: str, target: Any, limits: Limits) -> str:
     """Everything but the commit, the path and the case that decides a result."""
-    facts = {k: v for k, v in environment.items() if k not in OF_ONE_DEVICE}
-    return digest([facts, golden_key, harness_key(), target_key(target), to_json(limits)])[:20]
+    return digest([to_json(environment), golden_key, harness_key(), target_key(target), to_json(limits)])[:20]

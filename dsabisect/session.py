@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ import dsabisect
 from dsabisect import targets, terminal
 from dsabisect.errors import UsageError
 from dsabisect.model import Change, Column, Device, Limits, Observation, PathSpec, Verdict, digest, to_json
-from dsabisect.outside import cache, store
+from dsabisect.outside import cache, locks, store
 from dsabisect.outside.gitrepo import GitRepo, History
-from dsabisect.outside.runner import OF_ONE_DEVICE, Runner
+from dsabisect.outside.runner import Runner
 from dsabisect.relevance import Commit, Relevance, pathspecs_of
 
 if TYPE_CHECKING:
@@ -246,6 +247,12 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
             rerun=request.rerun,
             known=known,
             say=say,
+            card=locks.card(
+                device.name,
+                uuid=runner.uuids[device.name],
+                model=environment["device_name"],
+                mask=os.environ.get(locks.MASK),
+            ),
         )
         for runner, device in zip(runners, devices, strict=True)
     )
@@ -275,7 +282,7 @@ def _alike(environments: Sequence[Mapping[str, str]], names: Sequence[str]) -> M
     """What the devices have in common: results of unlike ones would be mixed otherwise."""
     first = environments[0]
     for name, environment in zip(names, environments, strict=True):
-        unlike = [k for k in first if k not in OF_ONE_DEVICE and environment.get(k) != first[k]]
+        unlike = [k for k in first if environment.get(k) != first[k]]
         if unlike:
             raise UsageError(
                 f"{names[0]} and {name} differ in {unlike[0]}: {first[unlike[0]]} and {environment.get(unlike[0])}",

@@ -72,13 +72,11 @@ def test_killed_while_it_searches_and_again_after_it_was_resumed(results: dict[s
 EARLY = "--resume before there is a journal"
 
 
-@pytest.mark.xfail(strict=True, reason="rounds of the confirmation that were measured are measured again")
 def test_killed_while_it_confirms(results: dict[str, Any]) -> None:
     assert results["early"].kills == 2
     assert [fault for fault in results["early"].faults if not fault.startswith(EARLY)] == []
 
 
-@pytest.mark.xfail(strict=True, reason="--resume refuses a folder without a journal")
 def test_killed_before_there_is_a_journal(results: dict[str, Any]) -> None:
     assert results["early"].before_journal == 1
     assert [fault for fault in results["early"].faults if fault.startswith(EARLY)] == []

@@ -25,7 +25,6 @@ from dsabisect.outside.listen import Indexed, Job, Progress
 from dsabisect.outside.processes import MARK, Child, Zygote, kill_marked
 from dsabisect.targets import BuildStep
 
-OF_ONE_DEVICE = ("uuid",)  # facts of the environment in which two cards of one kind differ
 SOURCES = (".py", ".so", ".cu", ".cuh", ".h", ".hpp", ".cpp")
 
 
