@@ -58,6 +58,8 @@ def answer(report: Report) -> dict[str, Any]:
     advice = text.advice_line(given) if given and given["action"] != "none" else ""
     found: dict[str, Any] = {"advice": advice, "status": report["status"], "exit_code": report["exit_code"]}
     if first is None:
+        if len(report["range"]["commits"]) == 1:
+            return {**found, **_one_commit(report)}
         calm = report["exit_code"] == 0
         return {
             **found,
@@ -71,6 +73,17 @@ def answer(report: Report) -> dict[str, Any]:
         "diverges": text.diverges(report, first),
         "runs": text.confirmed(report, first),
     }
+
+
+def _one_commit(report: Report) -> dict[str, Any]:
+    """The answer of `check`, with the first bad cells."""
+    bad = [o for o in report["observations"] if o["verdict"] == "bad"]
+    word, tone = {0: ("Good", "calm"), 1: ("Bad", "culprit"), None: ("Unfinished", "doubt")}.get(
+        report["exit_code"], ("Untestable", "doubt")
+    )
+    shown = [f"{column_of(o)}: {o['detail'] or o['reason']}" for o in bad[:5]]
+    left = [f"and {len(bad) - 5} more: see the matrix"] if len(bad) > 5 else []
+    return {"word": word, "tone": tone, "bad": [*shown, *left]}
 
 
 def suspects(report: Report) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_events import STORIES, gate_story, large_story, set_story, sha, timeline_story
+from made_events import STORIES, check_story, gate_story, large_story, set_story, sha, timeline_story
 
 from dsabisect.report import build, changes, chart, html, page, text
 
@@ -90,6 +90,12 @@ def test_the_answer_comes_first() -> None:
     found = [words.index(word, words.index("Culprit")) for word in order]
     assert found == sorted(found)
     assert "only sm90 was run" in words
+
+
+def test_one_commit_says_what_is_bad() -> None:
+    words = " ".join(" ".join(Reader(page_of(check_story())).words).split())
+    assert "Bad bad (exit code 1) fused/e2e-neox: end_to_end diff: 0.41 > 0.0021 allowed (row 3)" in words
+    assert "culprit" not in words.lower().split("why")[0].split("bad bad")[1]
 
 
 def test_unconfirmed_is_never_called_a_culprit() -> None:
