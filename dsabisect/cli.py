@@ -13,8 +13,10 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -28,13 +30,32 @@ EPILOG = (
 )
 
 
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+ACTIONS = "GITHUB_ACTIONS"  # "true" in a job of GitHub Actions, where printed lines can be commands
+
+
 def say(text: str) -> None:
-    _write(text + "\n", sys.stderr)
+    _write(_quiet(_harmless(text)) + "\n", sys.stderr)
 
 
-def tell(text: str) -> None:
+def _harmless(text: str) -> str:
+    """A commit title must not speak to the terminal. Lines stay lines."""
+    return UNSEEN.sub(" ", text)
+
+
+def tell(text: str, *, as_json: bool = False) -> None:
     """A result, on stdout."""
-    _write(text if text.endswith("\n") else text + "\n", sys.stdout)
+    shown = _quiet(text, as_json=as_json)
+    _write(shown if shown.endswith("\n") else shown + "\n", sys.stdout)
+
+
+def _quiet(text: str, *, as_json: bool = False) -> str:
+    """In GitHub Actions a commit title must not become a command of the workflow."""
+    if os.environ.get(ACTIONS) != "true":
+        return text
+    from dsabisect.report import github
+
+    return github.quiet_json(text) if as_json else github.quiet(text)
 
 
 def _write(text: str, stream: Any) -> None:
@@ -57,6 +78,78 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
     return found
 
 
+# ---- configuration: a file of the repository, then environment variables, then options ----------------------
+
+
+def configured(ctx: click.Context, _: click.Parameter, repo: Path) -> Path:
+    """Callback of --repo, which is read first: what the repository's file says becomes click's default_map."""
+    from dsabisect.outside import settings
+
+    found = settings.load(repo)
+    names = {opt.lstrip("-"): param.name for param in ctx.command.params for opt in param.opts}
+    ctx.default_map = {names[key]: value for key, value in found.values.items() if key in names}
+    ctx.meta["dsabisect.file"] = str(found.file or "")
+    return repo
+
+
+def from_environment(command: click.Command) -> click.Command:
+    """DSABISECT_DEVICE for --device, and so on: words apart by spaces where an option may be repeated."""
+    for param in command.params:
+        if isinstance(param, click.Option) and param.name not in NOT_FROM_ENVIRONMENT:
+            param.envvar = f"DSABISECT_{param.opts[0].lstrip('-').replace('-', '_').upper()}"
+    return command
+
+
+NOT_FROM_ENVIRONMENT = ("resume", "show_config", "as_json", "verbose", "quiet")
+
+
+def settings_of() -> dict[str, dict[str, Any]]:
+    """Option → its value and where it comes from: option, environment, file or default."""
+    ctx = click.get_current_context()
+    words = {"COMMANDLINE": "option", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+    found = {}
+    for param in ctx.command.params:
+        if param.name and param.name != "show_config":
+            source = ctx.get_parameter_source(param.name)
+            value = ctx.params.get(param.name)
+            known = words.get(source.name if source else "", "default")
+            found[param.opts[0].lstrip("-")] = {"value": _plain_value(value), "source": known}
+    return found
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [f"{name}={item}" for name, item in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [str(item) for item in value]
+    return value if isinstance(value, (int, float, bool)) or value is None else str(value)
+
+
+def show_settings() -> None:
+    """`--show-config`: every option, its value, where it comes from; and nothing is run."""
+    ctx = click.get_current_context()
+    file = ctx.meta.get("dsabisect.file", "")
+    tell(f"file: {file or 'none (dsabisect.toml, or [dsabisect] in setup.cfg, at the top of the repository)'}")
+    for name, given in settings_of().items():
+        value = " ".join(given["value"]) if isinstance(given["value"], list) else given["value"]
+        shown = "-" if value in (None, "") else value
+        tell(f"  {name:<14} {shown!s:<40} {given['source']}".rstrip())
+
+
+def _target_names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    from dsabisect import targets
+
+    return [name for name in targets.names() if name.startswith(begun)]
+
+
+def needed(*names: str) -> None:
+    """As click's `required`, but after --show-config."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if param.name in names and ctx.params.get(param.name) is None:
+            raise click.MissingParameter(ctx=ctx, param=param)
+
+
 def size(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
     """`4096`, `100K`, `20M`, `1.5G` as bytes."""
     if value is None:
@@ -75,10 +168,15 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(path_type=Path),
             default=".",
             show_default=True,
+            is_eager=True,
+            callback=configured,
             help="Repository to read; never changed.",
         ),
         click.option(
-            "--target", "target", required=True, help="What kind of repository it is: see `dsabisect targets`."
+            "--target",
+            "target",
+            shell_complete=_target_names,
+            help="What kind of repository it is: see `dsabisect targets`.  [required]",
         ),
         click.option(
             "--path", "paths", multiple=True, help="Path to measure; may be repeated. Default: the target's own choice."
@@ -89,7 +187,13 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             help="Case id or its beginning; may be repeated. Default: the whole suite.",
         ),
-        click.option("--suite", default="default", show_default=True, help="smoke, default or full."),
+        click.option(
+            "--suite",
+            default="default",
+            show_default=True,
+            shell_complete=lambda _, __, begun: [s for s in ("smoke", "default", "full") if s.startswith(begun)],
+            help="smoke, default or full.",
+        ),
         click.option(
             "--device",
             default="cpu",
@@ -137,7 +241,10 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Memory limit of a candidate, GiB.",
         ),
         click.option("--rerun", is_flag=True, help="Measure anew what earlier runs have measured."),
+        click.option("-v", "--verbose", is_flag=True, help="Say also what is being measured right now."),
+        click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result, and errors."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("--show-config", is_flag=True, help="Print every setting and where it comes from; run nothing."),
     )
     for option in reversed(options):
         command = option(command)
@@ -148,17 +255,52 @@ def request_of(**given: Any) -> Any:
     from dsabisect.model import Limits
     from dsabisect.session import Request
 
-    given.pop("as_json")
+    for name in ("as_json", "show_config", "verbose", "quiet"):
+        given.pop(name)
+    given["settings"] = settings_of()
     limits = Limits(cell_seconds=given.pop("cell_seconds"), memory_bytes=int(given.pop("memory_gib") * (1 << 30)))
     submodules = {name: Path(path) for name, path in given.pop("submodules").items()}
     return Request(limits=limits, submodules=submodules, command=tuple(sys.argv[1:]), **given)
 
 
-def show(answer: Any, as_json: bool) -> None:
+def watching(verbose: bool = False, quiet: bool = False) -> AbstractContextManager[Any]:
+    """What a run says while it works: a live line on a terminal, plain lines elsewhere."""
+    from dsabisect import terminal
+
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet together say nothing")
+    return terminal.progress(say, _harmless, verbose=verbose, quiet=quiet)
+
+
+def show(answer: Any, as_json: bool, said: Callable[[str], None]) -> None:
+    from dsabisect import terminal
+    from dsabisect.outside import pages
     from dsabisect.report import build, text
 
-    tell(build.dumps(answer.report) if as_json else text.render(answer.report))
-    say(f"report: {answer.run_dir / 'report.json'}")
+    if as_json:
+        tell(build.dumps(answer.report), as_json=True)
+    else:
+        tell(terminal.painted(text.render(answer.report)))
+    said(f"report: {answer.run_dir / 'report.json'}")
+    pages.write(answer.run_dir, answer.report, said)
+    _show_github(answer.report)
+
+
+def _show_github(document: Any) -> None:
+    """Job summary and annotations, where GitHub Actions asks for them. Neither may change the exit code."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not summary and os.environ.get(ACTIONS) != "true":
+        return
+    from dsabisect.report import github
+
+    if summary:
+        try:
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(github.summary(document))
+        except OSError as error:
+            say(f"dsabisect: no job summary: {error.strerror or error} ({summary})")
+    if os.environ.get(ACTIONS) == "true":
+        _write("".join(f"{line}\n" for line in github.commands(document)), sys.stderr)
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -169,8 +311,8 @@ def cli() -> None:
 
 @cli.command(epilog=EPILOG)
 @measuring
-@click.option("--good", required=True, help="Commit whose answers are right.")
-@click.option("--bad", required=True, help="Commit whose answers are wrong.")
+@click.option("--good", help="Commit whose answers are right.  [required]")
+@click.option("--bad", help="Commit whose answers are wrong.  [required]")
 @click.option(
     "--timeline/--first",
     "timeline",
@@ -201,6 +343,9 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Go on with the run in --out; begin it when there is none yet.")
 def run(as_json: bool, timeline: bool, skip_list: Any, **given: Any) -> None:
     """Tell when answers changed between two commits, and name the first change that broke them."""
+    if given["show_config"]:
+        return show_settings()
+    needed("target", "good", "bad")
     from dsabisect import engine
 
     listed = (line.partition("#")[0].strip() for line in skip_list or ())
@@ -208,8 +353,9 @@ def run(as_json: bool, timeline: bool, skip_list: Any, **given: Any) -> None:
     given["first"] = not timeline
     if given["resume"] and given["out"] is None:
         raise click.UsageError("--resume needs --out RUN_DIR")
-    answer = engine.run(request_of(as_json=as_json, **given), say)
-    show(answer, as_json)
+    with watching(given["verbose"], given["quiet"]) as told:
+        answer = engine.run(request_of(as_json=as_json, **given), told)
+    show(answer, as_json, told)
     sys.exit(answer.exit_code)
 
 
@@ -218,27 +364,51 @@ def run(as_json: bool, timeline: bool, skip_list: Any, **given: Any) -> None:
 @click.argument("rev", default="HEAD")
 def check(rev: str, as_json: bool, **given: Any) -> None:
     """Measure one commit: exit 0 good, 1 bad, 125 skip, so that `git bisect run` understands it."""
+    if given["show_config"]:
+        return show_settings()
+    needed("target")
     from dsabisect import engine
 
-    answer = engine.check(request_of(as_json=as_json, bad=rev, **given), say)
-    show(answer, as_json)
+    with watching(given["verbose"], given["quiet"]) as told:
+        answer = engine.check(request_of(as_json=as_json, bad=rev, **given), told)
+    show(answer, as_json, told)
     sys.exit(answer.exit_code)
 
 
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", show_default=True)
-def report(run_dir: Path, form: str) -> None:
+@click.option(
+    "--format", "form", type=click.Choice(["text", "md", "json", "html", "junit"]), default="text", show_default=True
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file. Default: stdout."
+)
+def report(run_dir: Path, form: str, output: Path | None) -> None:
     """Print the report of a run, made anew from its journal."""
-    tell(_render(run_dir, form))
-
-
-def _render(run_dir: Path, form: str) -> str:
     from dsabisect.outside import store
-    from dsabisect.report import build, markdown, text
+
+    shown = _render(run_dir, form, output)
+    if output is None:
+        tell(shown, as_json=form == "json")
+    else:
+        store.write_text(output.absolute(), shown)
+        say(f"{form} report: {output}")
+
+
+def _render(run_dir: Path, form: str, output: Path | None) -> str:
+    from dsabisect.outside import store
+    from dsabisect.report import build, html, junit, markdown, text
 
     document = build.build(store.read_events(run_dir))
-    return {"text": text.render, "md": markdown.render, "json": build.dumps}[form](document)
+    logs = (run_dir / "logs").absolute()
+    address = logs.as_uri() if output is None else quote(os.path.relpath(logs, output.absolute().parent))
+    return {
+        "text": text.render,
+        "md": markdown.render,
+        "json": build.dumps,
+        "html": lambda found: html.render(found, logs=address),
+        "junit": junit.render,
+    }[form](document)
 
 
 @cli.command("log")
@@ -290,13 +460,20 @@ def propose(run_dir: Path, action: str) -> None:
 @cli.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Write the history and the runs here and keep them.")
 @click.option("--story", type=click.Choice(["native", "fused", "both"]), default="both", show_default=True)
-def demo(keep: Path | None, story: str) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Say also what is being measured right now.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result, and errors.")
+def demo(keep: Path | None, story: str, verbose: bool, quiet: bool) -> None:
     """Both stories in miniature, on the CPU: write a bundled history, find both culprits, advise."""
-    from dsabisect import stories
+    from dsabisect import stories, terminal
 
-    with tempfile.TemporaryDirectory(prefix="dsabisect-demo-") as scratch:
-        folder = keep or Path(scratch)
-        sys.exit(stories.play(folder, story, say=say, out=tell, keep=keep is not None))
+    with tempfile.TemporaryDirectory(prefix="dsabisect-demo-") as scratch, watching(verbose, quiet) as told:
+
+        def out(shown: str) -> None:
+            with terminal.paused(told):
+                tell(terminal.painted(shown))
+
+        code = stories.play(keep or Path(scratch), story, say=told, out=out, keep=keep is not None)
+    sys.exit(code)
 
 
 @cli.command()
@@ -434,12 +611,17 @@ def _open_cache() -> Any:
     return results
 
 
+for measured in (run, check):
+    from_environment(measured)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Click's own exit codes (1, 2) would be verdicts to `git bisect run`: they become 129 and 130."""
     try:
         cli.main(args=argv, prog_name="dsabisect", standalone_mode=False)
     except click.UsageError as error:
         error.show()
+        _say_source(error)
         sys.exit(EXIT_USAGE)
     except click.ClickException as error:
         error.show()
@@ -455,6 +637,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         say(f"  log: {_crash_log()}  (please report it)")
         sys.exit(EXIT_INTERNAL)
     sys.exit(0)
+
+
+def _say_source(error: click.UsageError) -> None:
+    """Where a bad value comes from, when it is not in the command that one looks at."""
+    param, ctx = getattr(error, "param", None), error.ctx
+    source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
+    if source is not None and source.name == "ENVIRONMENT":
+        say(f"  it comes from the environment variable {getattr(param, 'envvar', '')}")
+    if source is not None and source.name == "DEFAULT_MAP" and ctx is not None:
+        say(f"  it comes from {ctx.meta.get('dsabisect.file')}")
 
 
 def _crash_log() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dsabisect import flaky
+from dsabisect import flaky, terminal
 from dsabisect.errors import RepositoryError
 from dsabisect.model import Action, Change, Column, Observation, Recommendation, Transition, TransitionKind, to_json
 from dsabisect.outside.gitrepo import GitRepo, History
@@ -209,6 +209,7 @@ def _confirm(
     culprit, parent = axis[position], axis.history.changes[axis.at[position] - 1]
     columns = session.columns if everything else tuple(column for column, _ in accused)
     session.say(f"confirming {culprit.short} against its parent {parent.short}: P, C, P, C from clean builds")
+    terminal.doing(session.say, f"confirming {culprit.short} from clean builds")
     runs = session.evaluator.confirm((parent.id, culprit.id), columns, CONFIRM_ROUNDS)
     session.count([o for turns in runs.values() for turn in turns for o in turn])
     same = session.evaluator.build_of(parent.id).key == session.evaluator.build_of(culprit.id).key

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsabisect
-from dsabisect import targets
+from dsabisect import targets, terminal
 from dsabisect.errors import UsageError
 from dsabisect.model import Change, Column, Device, Limits, Observation, PathSpec, Verdict, digest, to_json
 from dsabisect.outside import cache, locks, store
@@ -57,6 +57,7 @@ class Request:
     resume: bool = False
     rerun: bool = False  # measure anew what earlier runs have measured
     command: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # option → value and source, for the record
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -97,6 +98,7 @@ class Session:
     ) -> list[Observation]:
         """Measure one commit on device number ``on``. ``left``: about how many evaluations are to come."""
         began = time.monotonic()
+        terminal.doing(self.say, f"measuring {change.short} ({purpose}) {change.title[:60]}", left=left or None)
         observations = self.evaluators[on].evaluate(change.id, columns, purpose=purpose, turn=turn)
         self.count(observations)
         seconds = time.monotonic() - began
@@ -270,6 +272,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
         "environment": dict(environment),
         "golden": {"root": str(goldens.root), "key": goldens.key, "cases": len(used)},
         "command": list(request.command),
+        "settings": dict(request.settings),
         "started": now(),
     }
     _begin_or_resume(session, begin, refused)

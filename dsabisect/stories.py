@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dsabisect import conclude, engine
+from dsabisect.outside import pages
 from dsabisect.report import text
 from dsabisect.session import Request
 from dsabisect.targets import demo
@@ -53,6 +54,8 @@ def play(folder: Path, story: str, *, say: Callable[[str], None], out: Callable[
         )
         answer = engine.run(request, say)
         out(text.render(answer.report))
+        if keep:
+            pages.write(answer.run_dir, answer.report, say)
         if answer.exit_code != conclude.EXIT_CONFIRMED:
             code = code or answer.exit_code or conclude.EXIT_SUSPECTS
     if keep:

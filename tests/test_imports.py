@@ -20,8 +20,8 @@ PACKAGE = Path(dsabisect.__file__).resolve().parent
 LEVELS = (
     ("model", "errors"),
     ("indexer", "reason", "report"),
-    ("outside", "targets", "propose", "demo"),
-    ("engine", "evaluate"),
+    ("outside", "targets", "propose", "demo", "terminal"),
+    ("engine", "evaluate", "session", "conclude", "relevance", "flaky", "marking"),
     ("stories",),
     ("cli",),
     ("__main__",),

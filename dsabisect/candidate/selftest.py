@@ -30,6 +30,9 @@ OLD_TORCH = re.compile(
 )
 
 
+MODULES = {"tvm_ffi": "apache-tvm-ffi"}  # where the distribution is called otherwise
+
+
 class WrongNumbers(ArithmeticError):
     """A kernel ran and its logits are not what fp64 says."""
 
@@ -82,19 +85,32 @@ def _as_fault(module: Any) -> Iterator[None]:
 
 def remedy(error: BaseException | str) -> str:
     """What mends a deep_gemm that fails like this."""
-    text = str(error)
+    text = str(error) if isinstance(error, str) else " ".join(map(str, chain(error)))
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("deep_gemm"):
+        return f"pip install {MODULES.get(error.name, error.name)}"
     if isinstance(error, WrongNumbers) or OLD_TORCH.search(text):
         return TORCH_REMEDY
     if isinstance(error, AttributeError):
         return "It is too old or no deep_gemm at all: pip install sgl-deep-gemm"
+    if re.search(r"libcuda\.so|libnvrtc|libcudart", text):
+        return "It needs the libraries of CUDA and of the driver: run it where there is a GPU"
     if re.search(r"nvcc|NVRTC|CUDA_HOME|compil", text, re.IGNORECASE):
         return "Its kernels do not compile here: check CUDA_HOME and nvcc (dsabisect doctor)"
-    return "Install a deep_gemm that works here (dsabisect doctor says what is found)"
+    return "Install a deep_gemm that works here: pip install sgl-deep-gemm==VERSION made for this torch"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from or while handling: the last one is where it began."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:limit]
+    """The error and, where that is another one, the one that it began with."""
+    told = dict.fromkeys(f"{type(e).__name__}: {' '.join(str(e).split())}" for e in (error, list(chain(error))[-1]))
+    return " ← ".join(text[:limit] for text in told)
 
 
 # ---- asking the module -------------------------------------------------------------------------------------

@@ -6,67 +6,25 @@ that a crash there is a line here, and no CUDA context is made in ours.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dsabisect.errors import DsabisectError
-from dsabisect.outside import store
+from dsabisect.outside import findings, store, surroundings
+from dsabisect.outside.compilers import compiler_line, nvcc_line
+from dsabisect.outside.findings import FAULT, MARK, OK, WARNING, Line, child, own_environment
+from dsabisect.outside.kernels import deep_gemm_line, triton_line
 
-OK, WARNING, FAULT = "ok", "warning", "fault"
 GIT_OLDEST = (2, 29)  # fast-import, --end-of-options, sha1 object format by name
 PYTHON_OLDEST = (3, 10)
-IMPORT_SECONDS, COMPILE_SECONDS, KERNEL_SECONDS = 120.0, 60.0, 420.0
 DISK_FAULT, DISK_WARNING = 1 << 30, 10 << 30
-MARK = "DSABISECT-DOCTOR "  # before the one line of a child's output that is ours
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-COMPILERS = "--build-env CC=/usr/bin/gcc --build-env CXX=/usr/bin/g++"
-FULL_WHEELS = "sgl-deep-gemm 0.1.0 is right for torch 2.11 with CUDA 13"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One thing looked at. ``remedy`` is "" when nothing is to be done."""
-
-    name: str
-    status: str  # ok | warning | fault
-    found: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ran:
-    """How a child ended. ``code`` is negative for a signal, None when ``trouble`` says why there is none."""
-
-    code: int | None
-    output: str = ""  # stdout and stderr together
-    trouble: str = ""  # it could not be started, or did not end in time
-
-    @property
-    def told(self) -> dict[str, Any] | None:
-        """What the child reported, when it got that far."""
-        lines = [line for line in self.output.splitlines() if line.startswith(MARK)]
-        return json.loads(lines[-1][len(MARK) :]) if lines else None
-
-    @property
-    def ending(self) -> str:
-        """One line for a person: the signal or exit code, and the last line printed."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip() and not line.startswith(MARK)]
-        last = f": {lines[-1][:200]}" if lines else ""
-        if self.code is None:
-            return f"{self.trouble}{last}"
-        if self.code < 0:
-            return f"died of {_signal_name(-self.code)}{last}"
-        return f"exit code {self.code}{last}"
 
 
 def diagnose(
@@ -81,12 +39,17 @@ def diagnose(
     ``build_env``: CC, CXX and others as given to a run. ``golden_check``: describes the golden set in one line, or
     raises a DsabisectError. ``cache``: where checkouts, builds and compiled kernels go; the usual place by default.
     """
-    env = {**_own_environment(), **(build_env or {})}
+    env = {**own_environment(), **(build_env or {})}
+    scratch = _scratch()
+    if scratch.status == FAULT:  # nothing can be tried without one
+        return [_python(), scratch]
     told, lines = _libraries(interpreter, env)
-    gpu = bool(told.get("arch"))
-    lines = [_python(), *lines, _git(env), _nvcc(env, gpu), compiler_line(interpreter, env, gpu=gpu)]
-    lines.append(deep_gemm_line(interpreter, env, "cuda:0" if gpu else ""))
-    lines += _folders(cache)
+    arch = str(told.get("arch", ""))
+    gpu, device = bool(arch), "cuda:0" if arch else ""
+    lines = [_python(), *lines, _git(env), nvcc_line(env, gpu, arch), compiler_line(interpreter, env, gpu=gpu)]
+    lines += [triton_line(interpreter, env, device)] if "triton" in told else []
+    lines.append(deep_gemm_line(interpreter, env, device))
+    lines += [scratch, *_folders(cache), _jit_caches(env)]
     if golden_check is not None:
         lines.append(_golden(golden_check))
     return lines
@@ -111,7 +74,7 @@ def as_json(line: Line) -> dict[str, str]:
 LIBRARIES = """
 import importlib, json
 told = {}
-for name in ("numpy", "safetensors", "torch", "triton"):
+for name in ("numpy", "safetensors", "torch", "triton", "tvm_ffi"):
     try:
         told[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
     except Exception as error:
@@ -132,12 +95,15 @@ print("%s" + json.dumps(told), flush=True)
 
 def _libraries(interpreter: str, env: Mapping[str, str]) -> tuple[dict[str, Any], list[Line]]:
     """What is importable, and the device, as seen by one child."""
-    ran = _child([interpreter, "-c", LIBRARIES], env, IMPORT_SECONDS)
+    ran = child([interpreter, "-c", LIBRARIES], env, findings.IMPORT_SECONDS)
     told = ran.told
     if told is None:
         remedy = f"Try `{interpreter} -c 'import torch'`; reinstall torch"
         return {}, [Line(name="torch", status=FAULT, found=f"importing it {ran.ending}", remedy=remedy)]
     lines = [_library(name, told, needed=name != "triton") for name in ("torch", "numpy", "safetensors", "triton")]
+    if "arch" in told and "tvm_ffi" not in told:
+        found, remedy = told["tvm_ffi_error"], "pip install apache-tvm-ffi (sglang's own JIT kernels need it)"
+        lines.append(Line(name="tvm_ffi", status=WARNING, found=found, remedy=remedy))
     return told, [*lines, _device(told, env)]
 
 
@@ -167,7 +133,7 @@ def _driver(env: Mapping[str, str]) -> str:
     program = shutil.which("nvidia-smi", path=env.get("PATH"))
     if program is None:
         return "none"
-    ran = _child([program, "--query-gpu=driver_version", "--format=csv,noheader"], env, 30.0)
+    ran = child([program, "--query-gpu=driver_version", "--format=csv,noheader"], env, 30.0)
     found = re.search(r"^\d+\.\d+(?:\.\d+)?$", ran.output, re.MULTILINE)
     return found[0] if ran.code == 0 and found else "unknown"
 
@@ -188,7 +154,7 @@ def _git(env: Mapping[str, str]) -> Line:
     program = shutil.which("git", path=env.get("PATH"))
     if program is None:
         return Line(name="git", status=FAULT, found="not found on PATH", remedy=remedy)
-    ran = _child([program, "--version"], env, 30.0)
+    ran = child([program, "--version"], env, 30.0)
     found = re.search(r"(\d+)\.(\d+)[\w.]*", ran.output)
     if ran.code != 0 or found is None:
         return Line(name="git", status=FAULT, found=f"`git --version` {ran.ending}", remedy=remedy)
@@ -197,144 +163,37 @@ def _git(env: Mapping[str, str]) -> Line:
     return Line(name="git", status=OK, found=found[0])
 
 
-def _nvcc(env: Mapping[str, str], gpu: bool) -> Line:
-    home = env.get("CUDA_HOME") or env.get("CUDA_PATH")
-    program = shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None
-    program = program or shutil.which("nvcc", path=env.get("PATH"))
-    remedy = "Install the CUDA toolkit and set CUDA_HOME: kernels are compiled when they are first called"
-    if program is None:
-        remedy = remedy if gpu else "Needed on a GPU only"
-        return Line(name="nvcc", status=WARNING, found="not found in CUDA_HOME or on PATH", remedy=remedy)
-    ran = _child([program, "--version"], env, 30.0)
-    release = re.search(r"release (\d+\.\d+)", ran.output)
-    if ran.code != 0 or release is None:
-        return Line(name="nvcc", status=FAULT if gpu else WARNING, found=f"{program} {ran.ending}", remedy=remedy)
-    return Line(name="nvcc", status=OK, found=f"{release[1]} ({program})")
-
-
-SOURCE = r"""
-#include <filesystem>
-#include <regex>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-// Exceptions, streams, regular expressions and locale: what breaks when a wrapped compiler links another libstdc++.
-extern "C" int dsabisect_doctor() {
-    std::string folder = std::filesystem::temp_directory_path().string();
-    std::smatch found;
-    std::string text = "release 13.0";
-    if (folder.empty() || !std::regex_search(text, found, std::regex(R"((\d+)\.(\d+))"))) return 1;
-    try {
-        std::stringstream stream;
-        stream << found[1].str() << found[2].str();
-        throw std::runtime_error(stream.str());
-    } catch (const std::exception& error) {
-        return std::string(error.what()) == "130" ? 42 : 2;
-    }
-}
-#ifndef DSABISECT_LIBRARY
-int main() { return dsabisect_doctor() == 42 ? 0 : 1; }
-#endif
-"""
-LOAD = "import ctypes, sys, torch; sys.exit(ctypes.CDLL(sys.argv[1]).dsabisect_doctor() != 42)"
-
-
-def compiler_line(interpreter: str, env: Mapping[str, str], *, gpu: bool) -> Line:
-    """Compile and run a program, then load a library beside torch: what links may still crash.
-
-    The library is made as setuptools makes an extension: CC compiles, CXX links.
-    """
-    name = "host compiler"
-    given = env.get("CXX") or "c++"
-    program = shutil.which(given.split()[0], path=env.get("PATH"))
-    if program is None:
-        fault = gpu or bool(env.get("CXX"))
-        remedy = f"Install g++, or name one: {COMPILERS}" if fault else "Needed only for commits that are built"
-        return Line(name=name, status=FAULT if fault else WARNING, found=f"{given} not found", remedy=remedy)
-    with tempfile.TemporaryDirectory(prefix="dsabisect-doctor-") as scratch:
-        cxx = [program, *given.split()[1:]]
-        cc = env["CC"].split() if env.get("CC") else cxx
-        wrong = _try_compilers(cc, cxx, interpreter, env, Path(scratch))
-    if wrong:
-        remedy = f"Use a compiler that makes working programs: {COMPILERS}"
-        return Line(name=name, status=FAULT, found=f"{program}: {wrong}", remedy=remedy)
-    ran = _child([program, "--version"], env, 30.0)
-    version = next(iter(ran.output.splitlines()), "")
-    return Line(name=name, status=OK, found=f"{version or program}; what it compiles runs")
-
-
-def _try_compilers(
-    cc: Sequence[str], cxx: Sequence[str], interpreter: str, env: Mapping[str, str], scratch: Path
-) -> str:
-    """ "" when program and library both work, else what went wrong in one line."""
-    source, object_file, program, library = (str(scratch / name) for name in ("a.cpp", "a.o", "a.out", "a.so"))
-    Path(source).write_text(SOURCE)
-    flags = ("-std=c++17", "-O1", "-fPIC")
-    for what, seconds, argv in (
-        ("compiling a program", COMPILE_SECONDS, [*cxx, *flags, source, "-o", program]),
-        ("running the program that was compiled", COMPILE_SECONDS, [program]),
-        ("compiling a library", COMPILE_SECONDS, [*cc, *flags, "-DDSABISECT_LIBRARY", "-c", source, "-o", object_file]),
-        ("linking a library", COMPILE_SECONDS, [*cxx, "-shared", object_file, "-o", library]),
-        ("calling the library beside torch", IMPORT_SECONDS, [interpreter, "-c", LOAD, library]),
-    ):
-        ran = _child(argv, env, seconds)
-        if ran.code != 0:
-            return f"{what}: {ran.ending}"
-    return ""
-
-
-# ---- deep_gemm ---------------------------------------------------------------------------------------------
-
-DEEP_GEMM = """
-import importlib.util, json, sys
-def tell(**told):
-    print("%s" + json.dumps(told), flush=True)
-def selftest():  # brings torch, so only when it is needed
-    sys.path.insert(0, sys.argv[1])
-    from dsabisect.candidate import selftest
-    return selftest
-if importlib.util.find_spec("deep_gemm") is None:
-    tell(absent=True)
-    sys.exit()
-try:
-    import deep_gemm
-    told = dict(file=str(deep_gemm.__file__), version=str(getattr(deep_gemm, "__version__", "?")))
-    if sys.argv[2]:
-        found = selftest().check_deep_gemm(deep_gemm, sys.argv[2])
-        told["worst"] = max(v for k, v in found.items() if k.startswith(("paged", "ragged")))
-    tell(**told)
-except Exception as error:
-    harness = hasattr(error, "remedy")  # a HarnessFault
-    tell(error=str(error) if harness else selftest().one_line(error),
-         remedy=error.remedy if harness else selftest().remedy(error))
-""".replace("%s", MARK)
-
-
-def deep_gemm_line(interpreter: str, env: Mapping[str, str], device: str) -> Line:
-    """Import it and run its kernels on known numbers on ``device`` ("" = import only).
-
-    Some wheels import and then misread every tensor. Without a device nothing about deep_gemm is a fault.
-    """
-    name, use = "deep_gemm", "sglang's paths on a GPU need it"
-    with tempfile.TemporaryDirectory(prefix="dsabisect-doctor-") as scratch:
-        private = {**env, "DG_JIT_CACHE_DIR": scratch, "DG_CACHE_DIR": scratch}
-        argv = [interpreter, "-c", DEEP_GEMM, str(PACKAGE_ROOT), device]
-        ran = _child(argv, private, KERNEL_SECONDS if device else IMPORT_SECONDS, cwd=scratch)
-    told = ran.told
-    bad = FAULT if device else WARNING
-    if told is None:
-        remedy = f"Install one made for this torch: pip install sgl-deep-gemm==VERSION ({FULL_WHEELS})"
-        return Line(name=name, status=bad, found=f"importing or calling it {ran.ending}", remedy=remedy)
-    if told.get("absent"):
-        return Line(name=name, status=WARNING, found="not installed", remedy=f"pip install sgl-deep-gemm: {use}")
-    if "error" in told:
-        remedy = told["remedy"] if device else f"{told['remedy']}. Not needed without a GPU"
-        return Line(name=name, status=bad, found=told["error"], remedy=remedy)
-    right = f", right to {told['worst']:.1e} on known numbers" if "worst" in told else ", its kernels not tried: no GPU"
-    return Line(name=name, status=OK, found=f"{told['version']} ({told['file']}){right}")
-
-
 # ---- folders and goldens -----------------------------------------------------------------------------------
+
+
+def _scratch() -> Line:
+    try:
+        place = tempfile.gettempdir()
+    except OSError as error:
+        remedy = "Set TMPDIR to a folder that can be written, or make room"
+        return Line(name="temporary folder", status=FAULT, found=error.strerror or str(error), remedy=remedy)
+    with tempfile.TemporaryDirectory(prefix="dsabisect-doctor-") as scratch:
+        trouble = _cannot_execute(Path(scratch))
+    if trouble:
+        remedy = "Set TMPDIR to a folder on a file system that is not mounted noexec: kernels are compiled there"
+        return Line(name="temporary folder", status=FAULT, found=f"{place}: {trouble}", remedy=remedy)
+    return Line(name="temporary folder", status=OK, found=f"{place} can be written, and run from")
+
+
+def _cannot_execute(folder: Path) -> str:
+    """ "" when a program can be run from ``folder``: compiled kernels are loaded from there."""
+    program = folder / "run"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o700)
+    ran = child([str(program)], own_environment(), 30.0)
+    return "" if ran.code == 0 else f"a program there {ran.ending}"
+
+
+def _jit_caches(env: Mapping[str, str]) -> Line:
+    """Candidates get caches of their own; a person who finds an old kernel answering should know that it is not so."""
+    named = sorted(name for name in surroundings.CACHES if env.get(name))
+    yours = f"; yours ({', '.join(named)}) are not used and not touched" if named else ""
+    return Line(name="JIT caches", status=OK, found=f"private to each run and each set of kernel sources{yours}")
 
 
 def _folders(cache: Path | None) -> list[Line]:
@@ -346,7 +205,7 @@ def _folders(cache: Path | None) -> list[Line]:
 
 
 def _cache(folder: Path) -> Line:
-    remedy = "Set DSABISECT_CACHE to a folder that can be written"
+    remedy = "Set DSABISECT_CACHE to a folder that can be written and is not mounted noexec"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".doctor-") as scratch:
@@ -354,9 +213,12 @@ def _cache(folder: Path) -> Line:
             first.write_bytes(b"x" * 4096)
             os.replace(first, second)
             second.chmod(0o700)
+            trouble = _cannot_execute(Path(scratch))
     except OSError as error:
         return Line(name="cache folder", status=FAULT, found=f"{folder}: {error.strerror or error}", remedy=remedy)
-    return Line(name="cache folder", status=OK, found=f"{folder} can be written")
+    if trouble:
+        return Line(name="cache folder", status=FAULT, found=f"{folder}: {trouble}", remedy=remedy)
+    return Line(name="cache folder", status=OK, found=f"{folder} can be written, and run from")
 
 
 def _disk(folder: Path) -> Line:
@@ -382,52 +244,3 @@ def _golden(check: Callable[[], str]) -> Line:
 def _error_line(name: str, error: DsabisectError) -> Line:
     where = f" ({error.where})" if error.where else ""
     return Line(name=name, status=FAULT, found=f"{error.what}{where}", remedy=error.remedy)
-
-
-# ---- children ----------------------------------------------------------------------------------------------
-
-
-def _own_environment() -> dict[str, str]:
-    """Ours, without what would make a child's git look elsewhere."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-
-def _child(argv: Sequence[str], env: Mapping[str, str], seconds: float, cwd: str = "/") -> _Ran:
-    """Run to its end in a process group of its own; on a timeout the whole group is killed.
-
-    Not in the folder that we stand in: its files would come before installed modules.
-    """
-    try:
-        child = subprocess.Popen(
-            argv, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        return _Ran(code=None, trouble=f"cannot be started ({error.strerror or error})")
-    code: int | None
-    trouble = ""
-    try:
-        output, _ = child.communicate(timeout=seconds)
-        code = child.returncode
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        output, code, trouble = child.communicate()[0], None, f"did not end within {seconds:g} s"
-    except BaseException:
-        _kill(child)
-        child.wait()
-        raise
-    return _Ran(code=code, output=output.decode(errors="replace"), trouble=trouble)
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        child.kill()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -98,9 +98,12 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def default_root() -> Path:
-    """$DSABISECT_GOLDEN, else the `golden` folder beside the package (a checkout, or installed package data)."""
+    """$DSABISECT_GOLDEN, else `golden` inside the package (installed), else `golden` beside it (a checkout)."""
     named = os.environ.get("DSABISECT_GOLDEN")
-    return Path(named) if named else Path(__file__).resolve().parents[2] / "golden"
+    inside = Path(__file__).resolve().parents[1] / "golden"
+    if named:
+        return Path(named)
+    return inside if inside.is_dir() else inside.parents[1] / "golden"
 
 
 def load(root: Path | None = None) -> GoldenSet:

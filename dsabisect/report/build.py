@@ -14,7 +14,7 @@ NO_RANGE: Json = {"changes": [], "relevant": [], "note": "", "must_look": [], "w
 NO_RUN: Json = {
     "tool_version": "", "repo": "", "target": "", "good": "", "bad": "", "device": {"name": "", "arch": ""},
     "paths": [], "suite": "", "environment": {}, "golden": {"root": "", "key": "", "cases": 0}, "command": [],
-    "started": "",
+    "settings": {}, "started": "",
 }  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def headline(report: Report) -> list[str]:
         _cut(" " * LEAD + who),
         _cut(_lead("DIVERGES") + diverges(report, first)),
         *_advice(report),
-        *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", _confirmed(report, first)),
+        *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", confirmed(report, first)),
     ]
 
 
@@ -59,7 +59,7 @@ def _exit(report: Report) -> str:
     return "" if report["exit_code"] is None else f" (exit code {report['exit_code']})"
 
 
-def _confirmed(report: Report, first: Mapping[str, Any]) -> str:
+def confirmed(report: Report, first: Mapping[str, Any]) -> str:
     runs = confirmation(report, first)
     posterior = _posterior(report, first)
     if posterior is not None:
@@ -79,7 +79,7 @@ def _posterior(report: Report, first: Mapping[str, Any]) -> float | None:
 
 def diverges(report: Report, first: Mapping[str, Any]) -> str:
     """`fused: 8 of 16 cells: end_to_end diff: 0.362 > 0.00304 allowed (row 2)`"""
-    row = _rows(report["observations"]).get(first["sha"], {})
+    row = latest(report["observations"]).get(first["sha"], {})
     path = first["column"].partition("/")[0]
     mine = [column for column, o in row.items() if o["path"] == path and o["reason"] != "absent"]
     bad = [column for column in first["columns"] if column.partition("/")[0] == path]
@@ -107,7 +107,7 @@ def _suspects(report: Report) -> list[str]:
 def _bad_cells(report: Report) -> list[str]:
     """For `check`: what is bad at the one commit that was measured."""
     shas = [o["sha"] for o in report["observations"]]
-    row = _rows(report["observations"])[shas[-1]] if len(set(shas)) == 1 else {}
+    row = latest(report["observations"])[shas[-1]] if len(set(shas)) == 1 else {}
     bad = [o for o in row.values() if o["verdict"] == "bad"]
     lines = [line for o in bad[:3] for line in _wrapped("BAD", f"{column_of(o)}: {o['detail'] or o['reason']}")]
     return lines + ([f"{' ' * LEAD}and {len(bad) - 3} more: see report.json"] if len(bad) > 3 else [])
@@ -206,25 +206,25 @@ def _wrapped(word: str, text: str, first: str = "") -> list[str]:
 
 def matrix(report: Report) -> list[str]:
     """Measured commits down, groups of columns across; columns that always agree share a group."""
-    rows = _rows(report["observations"])
+    rows = latest(report["observations"])
     order = [c["id"] for c in report["range"]["commits"] if c["id"] in rows]
     if not order:
         return []
     named = groups(report)
-    letters = [_letter(i) for i in range(len(named))]
+    letters = [letter(i) for i in range(len(named))]
     titles = {c["id"]: c["title"] for c in report["range"]["commits"]}
-    lines = [_cut(f"{letter:<2} {key} ({len(cs)})") for letter, (key, cs) in zip(letters, named.items(), strict=True)]
+    lines = [_cut(f"{sign:<2} {key} ({len(cs)})") for sign, (key, cs) in zip(letters, named.items(), strict=True)]
     legend = ". good  X bad  x some bad  ? untestable  - absent"
     lines += ["", _cut(f"{'commit':<9}  {' '.join(f'{x:<2}' for x in letters)} {legend}")]
     for sha in order:
-        cells = " ".join(f"{_mark(rows[sha], columns):<2}" for columns in named.values())
+        cells = " ".join(f"{mark(rows[sha], columns):<2}" for columns in named.values())
         lines.append(_cut(f"{sha[:9]}  {cells} {plain(titles[sha])}").rstrip())
     return lines
 
 
 def groups(report: Report) -> dict[str, list[str]]:
     """Name → columns. A path is split by facets only as far as its columns disagree at some commit."""
-    rows = list(_rows(report["observations"]).values())
+    rows = list(latest(report["observations"]).values())
     facets = {column: o["facets"] for row in rows for column, o in row.items()}
     paths: dict[str, list[str]] = {}
     for column in facets:
@@ -261,14 +261,14 @@ def _by_facet(columns: Sequence[str], facets: Facets, facet: str) -> dict[str, l
 
 def _disagreements(columns: Sequence[str], rows: Sequence[Row]) -> int:
     """At how many commits columns of the group have different marks."""
-    return sum(len({_mark(row, [c]) for c in columns if c in row}) > 1 for row in rows)
+    return sum(len({mark(row, [c]) for c in columns if c in row}) > 1 for row in rows)
 
 
-def _letter(index: int) -> str:
+def letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"{chr(ord('A') + index // 26 - 1)}{chr(ord('A') + index % 26)}"
 
 
-def _rows(observations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+def latest(observations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
     """sha → column → its last observation."""
     rows: dict[str, dict[str, Mapping[str, Any]]] = {}
     for o in observations:
@@ -276,7 +276,7 @@ def _rows(observations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapp
     return rows
 
 
-def _mark(row: Row, columns: Sequence[str]) -> str:
+def mark(row: Row, columns: Sequence[str]) -> str:
     seen = [row[c] for c in columns if c in row]
     if not seen:
         return " "
@@ -304,17 +304,17 @@ def footer(report: Report) -> list[str]:
     first = report["first_diverging"]
     if first is None:
         return lines
-    shown = _rows(report["observations"]).get(first["sha"], {}).get(first["column"])
+    shown = latest(report["observations"]).get(first["sha"], {}).get(first["column"])
     if shown and shown["log"]:
         lines.append(_lead("log") + f"logs/{plain(shown['log'])} in the run folder")
     lines.append("see it again (good, then bad):")
     return lines + [f"  {again(report, sha)}" for sha in (first["parent"], first["sha"]) if sha]
 
 
-def again(report: Report, sha: str) -> str:
-    """The command that measures the headline's column at ``sha``. Never wrapped, so that it can be copied."""
+def again(report: Report, sha: str, column: str = "") -> str:
+    """The command that measures ``column`` ("": the headline's) at ``sha``. Never wrapped, so that it can be copied."""
     run = report["run"]
-    path, _, case = report["first_diverging"]["column"].partition("/")
+    path, _, case = (column or report["first_diverging"]["column"]).partition("/")
     words = ["dsabisect", "check", sha[:12], "--repo", run["repo"], "--target", run["target"], "--path", path,
              "--case", case, "--suite", run["suite"], "--device", run["device"]["name"]]  # fmt: skip
     return shlex.join(plain(word, 4096) for word in words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from dsabisect.errors import GoldenError
-from dsabisect.outside import doctor
-from dsabisect.outside.doctor import FAULT, OK, WARNING, Line
+from dsabisect.outside import compilers, doctor, findings, kernels
+from dsabisect.outside.findings import FAULT, OK, WARNING, Line
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         f"lines = doctor.diagnose(golden_check=lambda: '110 cases', cache=Path({str(cache)!r}))\n"
         "print(json.dumps({'lines': [doctor.as_json(line) for line in lines], 'modules': sorted(sys.modules)}))\n"
     )
-    ran = doctor._child([sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(doctor.PACKAGE_ROOT)}, 200.0)
+    ran = findings.child([sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(kernels.PACKAGE_ROOT)}, 200.0)
     assert ran.code == 0, ran.output
     told: dict[str, Any] = json.loads(ran.output.splitlines()[-1])
     return told
@@ -135,17 +136,40 @@ def test_git(tmp_path: Path, env: dict[str, str], text: str | None, status: str,
     assert word in line.found
 
 
+NVCC = """case "$1" in --version) echo 'Cuda compilation tools, release 13.0, V13.0.88'; exit;; esac
+echo "$*" >> "$0.words"
+for last; do :; done
+printf '#!/bin/sh\\n%s\\n' '{ran}' > "$last"; chmod +x "$last" """
+
+
+@pytest.mark.parametrize(
+    ("ran", "status", "word"),
+    [
+        ("exit 0", OK, "what it compiles runs"),
+        ("kill -SEGV $$", FAULT, "running the kernel that was compiled: died of SIGSEGV"),
+        ("echo driver too old; exit 1", FAULT, "driver too old"),
+    ],
+)
+def test_what_nvcc_compiles_is_run_where_there_is_a_gpu(
+    tmp_path: Path, env: dict[str, str], ran: str, status: str, word: str
+) -> None:
+    nvcc = program(tmp_path / "cuda/bin/nvcc", NVCC.replace("{ran}", ran))
+    line = compilers.nvcc_line({**env, "CUDA_HOME": str(tmp_path / "cuda"), "CXX": "/usr/bin/g++"}, True, "sm90")
+    assert (line.status, word in line.found) == (status, True), line
+    assert Path(f"{nvcc}.words").read_text().startswith("-ccbin /usr/bin/g++ -arch=sm_90 ")
+
+
 def test_nvcc_of_cuda_home_comes_first_and_its_absence_is_a_warning(tmp_path: Path, env: dict[str, str]) -> None:
     program(tmp_path / "cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
-    line = doctor._nvcc({**env, "CUDA_HOME": str(tmp_path / "cuda")}, True)
-    assert (line.status, line.found) == (OK, f"13.0 ({tmp_path / 'cuda/bin/nvcc'})")
-    assert doctor._nvcc({"PATH": str(tmp_path)}, True).status == WARNING
+    line = compilers.nvcc_line({**env, "CUDA_HOME": str(tmp_path / "cuda")}, False)
+    assert (line.status, line.found) == (OK, f"13.0 ({tmp_path / 'cuda/bin/nvcc'}); not tried: no GPU")
+    assert compilers.nvcc_line({"PATH": str(tmp_path)}, True).status == WARNING
     program(tmp_path / "cuda/bin/nvcc", "echo broken; exit 1")
-    assert doctor._nvcc({**env, "CUDA_HOME": str(tmp_path / "cuda")}, True).status == FAULT
+    assert compilers.nvcc_line({**env, "CUDA_HOME": str(tmp_path / "cuda")}, True).status == FAULT
 
 
 def test_a_compiler_whose_programs_and_libraries_run_is_fine(env: dict[str, str]) -> None:
-    line = doctor.compiler_line(sys.executable, {**env, "CC": "gcc", "CXX": "g++"}, gpu=True)
+    line = compilers.compiler_line(sys.executable, {**env, "CC": "gcc", "CXX": "g++"}, gpu=True)
     assert line.status == OK, line
     assert "runs" in line.found
 
@@ -173,16 +197,41 @@ def test_a_compiler_that_links_what_crashes_is_a_fault(
     tmp_path: Path, env: dict[str, str], text: str, word: str
 ) -> None:
     wrapped = program(tmp_path / "wrapped", text)
-    line = doctor.compiler_line(sys.executable, {**env, "CC": str(wrapped), "CXX": str(wrapped)}, gpu=False)
+    line = compilers.compiler_line(sys.executable, {**env, "CC": str(wrapped), "CXX": str(wrapped)}, gpu=False)
     assert line.status == FAULT
     assert word in line.found
     assert "--build-env CC=/usr/bin/gcc --build-env CXX=/usr/bin/g++" in line.remedy
 
 
 def test_no_compiler_is_a_fault_only_where_something_is_to_be_built(tmp_path: Path) -> None:
-    assert doctor.compiler_line(sys.executable, {"PATH": str(tmp_path)}, gpu=False).status == WARNING
-    assert doctor.compiler_line(sys.executable, {"PATH": str(tmp_path)}, gpu=True).status == FAULT
-    assert doctor.compiler_line(sys.executable, {"PATH": str(tmp_path), "CXX": "/no/g++"}, gpu=False).status == FAULT
+    assert compilers.compiler_line(sys.executable, {"PATH": str(tmp_path)}, gpu=False).status == WARNING
+    assert compilers.compiler_line(sys.executable, {"PATH": str(tmp_path)}, gpu=True).status == FAULT
+    assert compilers.compiler_line(sys.executable, {"PATH": str(tmp_path), "CXX": "/no/g++"}, gpu=False).status == FAULT
+
+
+# ---- triton ------------------------------------------------------------------------------------------------
+
+FAKE_TRITON = """
+class jit:
+    def __init__(self, kernel): pass
+    def __getitem__(self, grid): return lambda *a, **k: {ran}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ran", "status", "word"),
+    [
+        ("a[2].copy_(a[0] + a[1])", OK, "right, compiled for cpu"),
+        ("None", FAULT, "gives wrong numbers"),
+        ("__import__('os').abort()", FAULT, "died of SIGABRT"),
+    ],
+)
+def test_a_triton_kernel_is_run(tmp_path: Path, env: dict[str, str], ran: str, status: str, word: str) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton/__init__.py").write_text(FAKE_TRITON.replace("{ran}", ran))
+    (tmp_path / "triton/language.py").write_text("constexpr = None\n")
+    line = kernels.triton_line(sys.executable, {**env, "PYTHONPATH": str(tmp_path)}, "cpu")
+    assert (line.status, word in line.found) == (status, True), line
 
 
 # ---- deep_gemm ---------------------------------------------------------------------------------------------
@@ -197,12 +246,17 @@ ABSURD = (
     "    raise RuntimeError('Assertion error (csrc/utils/layout.hpp:9): t.is_cuda()')\n"
 )
 UNDEFINED = "raise ImportError('/site/deep_gemm/_C.abi3.so: undefined symbol: _ZN3c104impl3cow11materialize')\n"
+CHAINED = (
+    "try:\n    raise OSError('_C.so: undefined symbol: _ZN3c10')\n"
+    "except OSError as error:\n    raise OSError('Could not load this library') from error\n"
+)
+NEEDS_MORE = "import tvm_ffi_that_is_not_there\n"
 
 
 def deep_gemm_line(tmp_path: Path, env: dict[str, str], text: str, device: str) -> Line:
     (tmp_path / "deep_gemm").mkdir()
     (tmp_path / "deep_gemm/__init__.py").write_text(text)
-    return doctor.deep_gemm_line(sys.executable, {**env, "PYTHONPATH": str(tmp_path)}, device)
+    return kernels.deep_gemm_line(sys.executable, {**env, "PYTHONPATH": str(tmp_path)}, device)
 
 
 def test_a_deep_gemm_that_is_right_on_known_numbers_is_fine(tmp_path: Path, env: dict[str, str]) -> None:
@@ -212,21 +266,29 @@ def test_a_deep_gemm_that_is_right_on_known_numbers_is_fine(tmp_path: Path, env:
     assert str(tmp_path / "deep_gemm") in line.found
 
 
-@pytest.mark.parametrize("text", [TWICE, ABSURD, UNDEFINED], ids=["wrong numbers", "absurd assertion", "symbol"])
+@pytest.mark.parametrize(
+    "text", [TWICE, ABSURD, UNDEFINED, CHAINED], ids=["wrong numbers", "absurd assertion", "symbol", "chained"]
+)
 def test_a_wheel_for_another_torch_is_a_fault_with_what_to_install(
     tmp_path: Path, env: dict[str, str], text: str
 ) -> None:
     line = deep_gemm_line(tmp_path, env, text, "cpu")
     assert line.status == FAULT
+    assert line.found.startswith("built for another torch: ")
     assert "built for another torch" in line.remedy
     assert "pip install sgl-deep-gemm==" in line.remedy
+
+
+def test_a_module_that_it_needs_is_named(tmp_path: Path, env: dict[str, str]) -> None:
+    line = deep_gemm_line(tmp_path, env, NEEDS_MORE, "cpu")
+    assert line.remedy == "pip install tvm_ffi_that_is_not_there"
 
 
 def test_without_a_device_nothing_about_deep_gemm_is_a_fault(tmp_path: Path, env: dict[str, str]) -> None:
     line = deep_gemm_line(tmp_path, env, UNDEFINED, "")
     assert line.status == WARNING
     assert line.remedy.endswith("Not needed without a GPU")
-    assert doctor.deep_gemm_line(sys.executable, env, "").found == "not installed"
+    assert kernels.deep_gemm_line(sys.executable, env, "").found == "not installed"
 
 
 def test_a_deep_gemm_that_dies_at_import_is_a_line_not_our_end(tmp_path: Path, env: dict[str, str]) -> None:
@@ -238,7 +300,7 @@ def test_a_deep_gemm_that_dies_at_import_is_a_line_not_our_end(tmp_path: Path, e
 def test_one_that_hangs_is_ended_with_all_its_children(
     tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 3.0)
+    monkeypatch.setattr(findings, "IMPORT_SECONDS", 3.0)
     beat = tmp_path / "beat"
     hangs = f"import os, time\nos.fork()\nwhile True:\n    open({str(beat)!r}, 'w').close(); time.sleep(0.05)\n"
     line = deep_gemm_line(tmp_path, env, hangs, "")
@@ -286,3 +348,24 @@ def test_a_golden_error_is_a_fault_with_its_own_remedy() -> None:
     assert doctor._golden(missing) == Line(
         name="golden set", status=FAULT, found="no golden set (/x)", remedy="Give --golden DIR"
     )
+
+
+def test_a_folder_that_programs_cannot_be_run_from_is_a_fault(tmp_path: Path) -> None:
+    place = tmp_path / "noexec"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "none", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a noexec folder cannot be made here: {mounted.stderr.decode().strip()}")
+    try:
+        line = doctor._cache(place / "cache")
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert line.status == FAULT
+    assert "a program there cannot be started (Permission denied)" in line.found
+    assert "noexec" in line.remedy
+    assert doctor._cache(place / "cache").status == OK
+
+
+def test_jit_caches_of_the_person_are_named_and_left_alone() -> None:
+    assert "DG_JIT_CACHE_DIR" not in doctor._jit_caches({}).found
+    assert "yours (DG_JIT_CACHE_DIR) are not used" in doctor._jit_caches({"DG_JIT_CACHE_DIR": "/x"}).found

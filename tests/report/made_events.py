@@ -152,4 +152,53 @@ def nothing_story() -> list[Event]:
             *row(9, dict.fromkeys(ROPES, "good"), "endpoint"), advised(advice), end("nothing diverges", 0)]  # fmt: skip
 
 
-STORIES = {"gate": gate_story, "set": set_story, "check": check_story, "nothing": nothing_story}
+def timeline_story() -> list[Event]:
+    """Number 2 adds fused, wrong under NeoX; 4 turns it off by default, 6 on again, 8 gates it."""
+
+    def cells(position: int, fused: dict[str, str], default: dict[str, str]) -> list[Event]:
+        more = [event("observation", observation(position, default[rope], "default", rope)) for rope in ROPES]
+        return [*row(position, fused), *more]
+
+    good = dict.fromkeys(ROPES, "good")
+    series = [(0, ABSENT, good), (2, BROKEN, BROKEN), (4, BROKEN, good), (6, BROKEN, BROKEN), (8, good, good)]
+    kinds = [(2, "introduced", "fused"), (2, "introduced", "default"), (4, "masked", "default"),
+             (6, "exposed", "default"), (8, "fixed", "default"), (8, "gated", "fused")]  # fmt: skip
+    told = []
+    for at, kind, path in kinds:
+        ends = (at - 2, at) if at in (2, 6) else (at, at - 2)  # good, bad
+        named = {"kind": kind, "good": sha(ends[0]), "bad": sha(ends[1])}
+        told.append(event("transition", {**to_json(transition([at], path)), **named}))
+    advice = Recommendation(action=Action.REVERT, change=sha(2), because=("no switch",))
+    return [begin(), reach([change(p) for p in range(10)]), *(e for each in series for e in cells(*each)), *told,
+            advised(advice, "fused/e2e-neox"), end()]  # fmt: skip
+
+
+def large_story(commits: int = 100, columns: int = 200) -> list[Event]:
+    """The size that a page has to bear: every cell measured, half of them bad, every detail another."""
+    changes = [Change(id=f"{p + 1:040x}", title=f"Change {p}: a title of the usual length, neither short nor long",
+                      author="Ada Author", date="2026-05-01T10:00:00+00:00") for p in range(commits)]  # fmt: skip
+    half, events = commits // 2, [begin(), reach(changes)]
+    for at, each in enumerate(changes):
+        for column in range(columns):
+            path, case = ("split", "fused", "native", "default")[column % 4], f"e2e-neox-h64-verify-n{column:03}-causal"
+            bad = at >= half and column % 2
+            cell = observation(0, "bad" if bad else "good", path, "neox", log=f"measure/{at:020x}-{column % 4:03}.log")
+            value = 0.3 + (at * columns + column) / 1e5
+            detail = f"end_to_end diff: {value:.5f} > 0.0021 allowed (row {column}, sequence {at}, position {at * 3})"
+            events.append(event("observation", {**to_json(cell), "sha": each.id, "case": case,
+                                                "detail": detail if bad else f"worst row {value}"}))  # fmt: skip
+    for column in range(1, columns, 2):
+        path, case = ("split", "fused", "native", "default")[column % 4], f"e2e-neox-h64-verify-n{column:03}-causal"
+        events.append(event("transition", Transition(
+            path=path, case=case, kind=TransitionKind.INTRODUCED, good=changes[half - 1].id, bad=changes[half].id,
+            suspects=(changes[half].id,), confirmed=True)))  # fmt: skip
+    return [*events, end()]
+
+
+STORIES = {
+    "gate": gate_story,
+    "set": set_story,
+    "check": check_story,
+    "nothing": nothing_story,
+    "timeline": timeline_story,
+}

@@ -186,8 +186,8 @@ def test_every_column_is_in_one_group(answers: list[str]) -> None:
     report = build.build(events)
     found = text.groups(report)
     assert sorted(c for columns in found.values() for c in columns) == [f"fused/c{i}" for i in range(4)]
-    rows = text._rows(report["observations"]).values()
-    marks = [text._mark(row, columns) for row in rows for columns in found.values()]
+    rows = text.latest(report["observations"]).values()
+    marks = [text.mark(row, columns) for row in rows for columns in found.values()]
     assert "x" not in marks  # the facets tell all columns apart
 
 
