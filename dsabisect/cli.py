@@ -321,6 +321,26 @@ def golden_verify(golden: Path | None) -> None:
     tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
 
 
+@golden_group.command("prove")
+@click.option("--suite", default="full", show_default=True)
+@click.option("--golden", type=click.Path(path_type=Path))
+def golden_prove(suite: str, golden: Path | None) -> None:
+    """Print the tables of planted faults and legitimate differences; fail when a fault passes or a right answer fails.
+
+    Plants every fault into every case of the suite: about a minute for `full`.
+    """
+    from dsabisect.errors import BadOracle
+    from dsabisect.indexer import prove
+    from dsabisect.outside import golden as goldens
+
+    loaded = goldens.load(golden)
+    proof = prove.prove(loaded.cases(suite), loaded.golden)
+    tell(f"{loaded.describe()}\n\n{prove.text(proof)}")
+    if not proof.holds:
+        wrong = ", ".join("/".join(key) for key in (*proof.accepted_faults, *proof.false_alarms))
+        raise BadOracle(f"the set is not sound: {wrong or 'no fault was planted'}", where=str(loaded.root))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Click's own exit codes (1, 2) would be verdicts to `git bisect run`: they become 129 and 130."""
     try:
