@@ -311,14 +311,53 @@ def golden_show(case_id: str, golden: Path | None) -> None:
 
 
 @golden_group.command("verify")
-@click.option("--golden", type=click.Path(path_type=Path))
-def golden_verify(golden: Path | None) -> None:
-    """Check every hash and run every negative control again."""
+@click.option(
+    "--deep", is_flag=True, help="Also rebuild inputs and oracle outputs and run the negative controls again."
+)
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def golden_verify(deep: bool, golden: tuple[Path, ...]) -> None:
+    """Check every hash; with --deep make everything anew and compare (about a minute)."""
     from dsabisect.outside import golden as goldens
+    from dsabisect.outside import regenerate
 
     loaded = goldens.load(golden)
-    count = goldens.verify_controls(loaded, loaded.cases("full"), None)
-    tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
+    tell(f"{loaded.describe()}\nevery hash agrees")
+    if deep:
+        tensors = regenerate.verify_deep(loaded, tuple(loaded.by_id.values()))
+        tell(f"{len(loaded.by_id)} cases rebuilt: input hashes identical, {tensors} oracle tensors agree")
+        count = goldens.verify_controls(loaded, tuple(loaded.by_id.values()), None)
+        tell(f"{count} negative controls rejected")
+
+
+@golden_group.command("propose")
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder for the proposal.")
+@click.option("--golden", type=click.Path(path_type=Path), help="Folder of the current set.")
+def golden_propose(folder: Path, golden: Path | None) -> None:
+    """Make the golden set anew into a folder of its own and print what differs from the current one."""
+    from dsabisect.outside import golden as goldens
+    from dsabisect.outside import regenerate
+
+    new, found = regenerate.propose(folder, goldens.load(golden))
+    tell("\n".join([regenerate.HEADER, *map(str, found)]) if found else "nothing differs")
+    say(f"{new.describe()}\naccept it: dsabisect golden accept {folder} --reason TEXT")
+
+
+@golden_group.command("accept")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--reason", required=True, help="Why the goldens change; kept in accepted.json.")
+@click.option("--by", help="Who accepts. Default: the name of this account.")
+@click.option("--force", is_flag=True, help="Accept also when the oracle or a tolerance changed with the goldens.")
+@click.option("--golden", type=click.Path(path_type=Path), help="Folder of the set that is replaced.")
+def golden_accept(folder: Path, reason: str, by: str | None, force: bool, golden: Path | None) -> None:
+    """Promote a proposal, with the reason. Refused when the oracle or a tolerance changes with it."""
+    import getpass
+
+    from dsabisect.outside import golden as goldens
+    from dsabisect.outside import regenerate
+
+    into = golden or goldens.default_root()
+    record = regenerate.accept(folder, into, reason=reason, by=by or getpass.getuser(), force=force)
+    tell(f"accepted {record['key'][:12]} into {into}: {reason}")
 
 
 @golden_group.command("prove")

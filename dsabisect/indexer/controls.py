@@ -240,7 +240,7 @@ def legitimate(case: Case, inputs: Inputs, golden: Golden, good: Run) -> Iterato
 
 
 def _quantised_by_bits(inputs: Inputs) -> Run:
-    """ue8m0 as kernels make it (DeepGEMM, ceil_to_ue8m0): one exponent up unless the mantissa is 0; exact powers stay."""
+    """ue8m0 as kernels make it (DeepGEMM, ceil_to_ue8m0): one exponent up unless the mantissa is 0."""
     made: Run = {}
     for part in ("q", "k"):
         x = inputs[part].float()

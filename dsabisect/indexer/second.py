@@ -1,9 +1,9 @@
 """A second derivation of the logits and of top-k, which shares no line with oracle.py: numpy float64, other formulas.
 
-Where the oracle rotates halves, pairs are multiplied as complex numbers here; where it multiplies by a Hadamard matrix,
-signs come from the parity of index & index; where it decodes fp8 by a cast, a value is put together from its bits; where
-it masks by ReLU, max(0, ·) is (z + |z|)/2; where it takes einsums, one token at a time is a matrix product; where it
-gathers slots, the cache is read page by page; its top-k sorts. A slip of one is unlikely to be the other's as well.
+Where the oracle rotates halves, pairs are multiplied as complex numbers here. Where it multiplies by a Hadamard matrix,
+signs come from the parity of index & index. Where it decodes fp8 by a cast, a value is put together from its bits.
+Where it takes relu and einsums, (z + |z|)/2 and one matrix product a token. Where it gathers slots, the cache is read
+page by page. Its top-k sorts. A slip of one is unlikely to be the other's as well.
 Sources: OCP 8-bit floating point 1.0, table 1 (E4M3); DeepSeek-V3.2-Exp technical report, section 2.
 """
 
