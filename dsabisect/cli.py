@@ -79,7 +79,12 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--suite", default="default", show_default=True, help="smoke, default or full."),
         click.option("--device", default="cpu", show_default=True, help="cpu or cuda:N."),
-        click.option("--golden", type=click.Path(path_type=Path), help="Folder of the golden set."),
+        click.option(
+            "--golden",
+            type=click.Path(path_type=Path),
+            multiple=True,
+            help="Folder of a golden set; several are joined, such as the own set and imported cases.",
+        ),
         click.option(
             "--out",
             type=click.Path(path_type=Path),
@@ -267,10 +272,11 @@ def list_targets() -> None:
 @click.option("--target", "target_name", help="Show which paths of this target take each case.")
 @click.option("--device", "device_name", default="cpu", show_default=True, help="cpu, or cuda:N with --arch.")
 @click.option("--arch", default="cpu", show_default=True, help="cpu, sm90, sm100 …")
-@click.option("--golden", type=click.Path(path_type=Path))
-def list_cases(suite: str, target_name: str | None, device_name: str, arch: str, golden: Path | None) -> None:
-    """List the cases of a suite with their facets."""
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def list_cases(suite: str, target_name: str | None, device_name: str, arch: str, golden: tuple[Path, ...]) -> None:
+    """List the cases of a suite with their facets and cost: multiply-adds of the logits, in millions."""
     from dsabisect import targets
+    from dsabisect.indexer import cases as grid
     from dsabisect.model import Device
     from dsabisect.outside import golden as goldens
 
@@ -283,7 +289,7 @@ def list_cases(suite: str, target_name: str | None, device_name: str, arch: str,
             takes = "  <- " + (
                 " ".join(p.name for p in target.PATHS if target.supports(p, case, device) is None) or "none"
             )
-        tell(f"{case.id:<44} {case.stage.value:<10} {facets}{takes}")
+        tell(f"{case.id:<44} {case.stage.value:<10} {grid.cost(case) / 1e6:9.1f} M  {facets}{takes}")
 
 
 @cli.group("golden")
@@ -292,8 +298,8 @@ def golden_group() -> None:
 
 
 @golden_group.command("list")
-@click.option("--golden", type=click.Path(path_type=Path))
-def golden_list(golden: Path | None) -> None:
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def golden_list(golden: tuple[Path, ...]) -> None:
     """Say where the golden set is and what it holds."""
     from dsabisect.outside import golden as goldens
 
@@ -302,8 +308,8 @@ def golden_list(golden: Path | None) -> None:
 
 @golden_group.command("show")
 @click.argument("case_id")
-@click.option("--golden", type=click.Path(path_type=Path))
-def golden_show(case_id: str, golden: Path | None) -> None:
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def golden_show(case_id: str, golden: tuple[Path, ...]) -> None:
     """Show one case: facets, shape, hashes, tensors, which comparison rejects which negative control."""
     from dsabisect.outside import golden as goldens
 
@@ -358,6 +364,23 @@ def golden_accept(folder: Path, reason: str, by: str | None, force: bool, golden
     into = golden or goldens.default_root()
     record = regenerate.accept(folder, into, reason=reason, by=by or getpass.getuser(), force=force)
     tell(f"accepted {record['key'][:12]} into {into}: {reason}")
+
+
+@golden_group.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--id", "case_id", required=True, help="Id of the new case, such as v32-layer3-decode.")
+@click.option("--facet", "facets", multiple=True, callback=pairs, metavar="K=V", help="rope= and mode= are needed.")
+@click.option("--topk", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder of imported cases.")
+def golden_import(file: Path, case_id: str, facets: dict[str, str], topk: int, folder: Path) -> None:
+    """Make a case of captured activations (safetensors). Use it with a second --golden FOLDER."""
+    from dsabisect.outside import importing
+
+    case = importing.add(file, folder, id=case_id, given=facets, topk=topk)
+    told = " ".join(f"{name}={value}" for name, value in case.facets.items())
+    tell(
+        f"{case.id} imported into {folder}: {told}\nmeasure it with --golden {folder} (beside --golden of another set)"
+    )
 
 
 @golden_group.command("prove")

@@ -60,7 +60,7 @@ class Request:
     cases: tuple[str, ...] = ()  # ids or prefixes; () = the whole suite
     suite: str = "default"
     device: str = "cpu"
-    golden: Path | None = None
+    golden: Path | tuple[Path, ...] = ()  # folders of golden sets; () = the one that comes with the package
     out: Path | None = None
     build_env: Mapping[str, str] = field(default_factory=dict)
     submodules: Mapping[str, Path] = field(default_factory=dict)
