@@ -383,6 +383,21 @@ def golden_import(file: Path, case_id: str, facets: dict[str, str], topk: int, f
     )
 
 
+@golden_group.command("calibrate")
+@measuring
+@click.option("--commit", required=True, help="Commit that is known to be good.")
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path), help="Default: calibration/ in the golden set's folder."
+)
+def golden_calibrate(commit: str, folder: Path | None, as_json: bool, **given: Any) -> None:
+    """Measure a good commit's rounding errors on this device; runs on the same arch then use them as baselines."""
+    from dsabisect import calibrate
+
+    path, told = calibrate.calibrate(request_of(as_json=as_json, bad=commit, **given), say, folder)
+    tell(path.read_text() if as_json else told)
+    say(f"calibration: {path}")
+
+
 @golden_group.command("prove")
 @click.option("--suite", default="full", show_default=True)
 @click.option("--golden", type=click.Path(path_type=Path))

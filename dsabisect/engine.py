@@ -172,7 +172,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
     sha = history.changes[-1].id if history else repo.resolve(request.bad)
     # Here and not above: these load torch, and a wrong word on the command line deserves its answer at once.
     from dsabisect import evaluate
-    from dsabisect.outside import golden
+    from dsabisect.outside import calibration, golden
 
     goldens = golden.load(request.golden)
     cases = choose_cases(goldens, request.suite, request.cases)
@@ -199,6 +199,9 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
             remedy="Choose another --path, --suite or --device; `dsabisect cases --target` shows what runs where",
         )
     used = {c.case for c in columns}
+    goldens, said = calibration.applied(goldens, [c for c in cases if c.id in used], target=target.NAME, device=device)
+    if said:
+        say(said)
     golden.verify_controls(goldens, [c for c in cases if c.id in used], work / "controls")
     journal = store.Journal.resume(run_dir) if request.resume else store.Journal.create(run_dir)
     stack.callback(journal.close)

@@ -75,6 +75,7 @@ class Evaluator:
     record: Callable[[Observation], None]
     note: Callable[[str], None]  # something about the run that a reader must know, said once
     jobs: int = 1
+    seen: Callable[[Case, Sequence[Mapping[str, Any]]], None] | None = None  # gets the outputs of every run (calibrate)
     known: dict[tuple[str, Column], Observation] = field(default_factory=dict)  # (build key, column) → measured
     _prepared: dict[str, Future[Prepared]] = field(default_factory=dict)
     _inputs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
@@ -322,6 +323,8 @@ class Evaluator:
             runs = [golden.outputs_of(raw) for raw in raws]
         except StoreError as fault:  # the candidate's process wrote these bytes
             return (Comparison(stage=case.stage, name="missing", ok=False, metrics={"unreadable": str(fault)}),)
+        if self.seen is not None:
+            self.seen(case, runs)
         return compare.compare(case, self.goldens.golden(case.id), runs, required)
 
     def _observe(

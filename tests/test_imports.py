@@ -22,7 +22,7 @@ LEVELS = (
     ("indexer", "reason", "report"),
     ("outside", "targets", "propose", "demo"),
     ("engine", "evaluate"),
-    ("stories", "pytest_plugin"),
+    ("stories", "calibrate", "pytest_plugin"),
     ("cli",),
     ("__main__",),
 )
