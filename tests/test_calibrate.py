@@ -47,7 +47,7 @@ def test_a_good_commit_is_measured_kept_and_used(history: demo.DemoHistory, root
     measured, sentence = calibration.applied(golden.load(root), [WHOLE.by_id[ID]], target="demo", device=CPU)
     assert "1 of 1" in sentence and history.tip[:9] in sentence and measured.key != WHOLE.key
     baseline = measured.golden(ID)["baseline_err"].tolist()
-    assert baseline == [max(error, one["median"]) for error in one["err"]]
+    assert baseline == pytest.approx([max(error, one["median"]) for error in one["err"]], rel=1e-5)
     assert baseline != WHOLE.golden(ID)["baseline_err"].tolist()
     said.clear()
     answer = engine.check(request(history, root, tmp_path / "two", bad=history.tip), said.append)

@@ -26,7 +26,7 @@ def e4m3(codes: Array) -> Array:
     normal = np.ldexp(8.0 + mantissa, exponent - 10)
     value = np.where(exponent == 0, np.ldexp(mantissa.astype(np.float64), -9), normal)
     value = np.where((exponent == 15) & (mantissa == 7), np.nan, value)
-    return np.where(sign == 1, -value, value)
+    return np.asarray(np.where(sign == 1, -value, value))
 
 
 def rotate(x: Array, cos_sin: Array, *, neox: bool) -> Array:
@@ -36,7 +36,7 @@ def rotate(x: Array, cos_sin: Array, *, neox: bool) -> Array:
     real = np.arange(R // 2) if neox else 2 * np.arange(R // 2)
     imaginary = real + R // 2 if neox else real + 1
     turned = (x[..., real] + 1j * x[..., imaginary]) * turn
-    y = x.astype(np.float64).copy()
+    y: Array = np.array(x, dtype=np.float64)
     y[..., real], y[..., imaginary] = turned.real, turned.imag
     return y
 

@@ -31,7 +31,7 @@ def read(file: Path) -> dict[str, Tensor]:
         if size > MOST_BYTES:
             what = f"the capture has {size:,} bytes, at most {MOST_BYTES:,}"
             raise GoldenError(what, where=str(file), remedy="Capture fewer or shorter sequences")
-        with safetensors.safe_open(str(file), framework="pt") as opened:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(str(file), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in list(opened.keys())}
     except OSError as error:
         what = f"the capture cannot be read: {error.strerror or error}"

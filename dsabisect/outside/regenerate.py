@@ -70,7 +70,7 @@ def _agrees(name: str, value: Tensor, kept: Mapping[str, Tensor]) -> bool:
 
 
 def _row_errors(new: Tensor, old: Tensor, lens: Tensor) -> list[float]:
-    both = zip(new.split(lens.tolist()), old.split(lens.tolist()), strict=True)
+    both = zip(torch.split(new, lens.tolist()), torch.split(old, lens.tolist()), strict=True)
     return [max(0.0, oracle.row_error(a, b)) for a, b in both]
 
 
@@ -133,7 +133,7 @@ def _tensor_difference(id: str, name: str, hashes: tuple[str, str], *, old: Gold
     if name != "logits" or not torch.equal(was["row_len"], now["row_len"]):
         return Difference(**line, changed=changed)
     lens, k = was["row_len"], int(old.by_id[id].shape.get("topk", 2048))
-    pairs = zip(b.double().split(lens.tolist()), a.double().split(lens.tolist()), strict=True)
+    pairs = zip(torch.split(b.double(), lens.tolist()), torch.split(a.double(), lens.tolist()), strict=True)
     regret = max((oracle.regret(x, y, k) for x, y in pairs), default=0.0)
     worst = max(_row_errors(b, a, lens), default=0.0)
     return Difference(**line, changed=changed, row_error=f"{worst:.3g}", regret=f"{regret:.3g}")
