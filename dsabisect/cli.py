@@ -200,7 +200,12 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="cpu or cuda:N; several of one kind, such as cuda:0,cuda:1, measure side by side.",
         ),
-        click.option("--golden", type=click.Path(path_type=Path), help="Folder of the golden set."),
+        click.option(
+            "--golden",
+            type=click.Path(path_type=Path),
+            multiple=True,
+            help="Folder of a golden set; several are joined, such as the own set and imported cases.",
+        ),
         click.option(
             "--out",
             type=click.Path(path_type=Path),
@@ -513,10 +518,11 @@ def list_targets() -> None:
 @click.option("--target", "target_name", help="Show which paths of this target take each case.")
 @click.option("--device", "device_name", default="cpu", show_default=True, help="cpu, or cuda:N with --arch.")
 @click.option("--arch", default="cpu", show_default=True, help="cpu, sm90, sm100 …")
-@click.option("--golden", type=click.Path(path_type=Path))
-def list_cases(suite: str, target_name: str | None, device_name: str, arch: str, golden: Path | None) -> None:
-    """List the cases of a suite with their facets."""
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def list_cases(suite: str, target_name: str | None, device_name: str, arch: str, golden: tuple[Path, ...]) -> None:
+    """List the cases of a suite with their facets and cost: multiply-adds of the logits, in millions."""
     from dsabisect import targets
+    from dsabisect.indexer import cases as grid
     from dsabisect.model import Device
     from dsabisect.outside import golden as goldens
 
@@ -529,7 +535,7 @@ def list_cases(suite: str, target_name: str | None, device_name: str, arch: str,
             takes = "  <- " + (
                 " ".join(p.name for p in target.PATHS if target.supports(p, case, device) is None) or "none"
             )
-        tell(f"{case.id:<44} {case.stage.value:<10} {facets}{takes}")
+        tell(f"{case.id:<44} {case.stage.value:<10} {grid.cost(case) / 1e6:9.1f} M  {facets}{takes}")
 
 
 @cli.group("golden")
@@ -538,8 +544,8 @@ def golden_group() -> None:
 
 
 @golden_group.command("list")
-@click.option("--golden", type=click.Path(path_type=Path))
-def golden_list(golden: Path | None) -> None:
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def golden_list(golden: tuple[Path, ...]) -> None:
     """Say where the golden set is and what it holds."""
     from dsabisect.outside import golden as goldens
 
@@ -548,8 +554,8 @@ def golden_list(golden: Path | None) -> None:
 
 @golden_group.command("show")
 @click.argument("case_id")
-@click.option("--golden", type=click.Path(path_type=Path))
-def golden_show(case_id: str, golden: Path | None) -> None:
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def golden_show(case_id: str, golden: tuple[Path, ...]) -> None:
     """Show one case: facets, shape, hashes, tensors, which comparison rejects which negative control."""
     from dsabisect.outside import golden as goldens
 
@@ -557,14 +563,105 @@ def golden_show(case_id: str, golden: Path | None) -> None:
 
 
 @golden_group.command("verify")
+@click.option(
+    "--deep", is_flag=True, help="Also rebuild inputs and oracle outputs and run the negative controls again."
+)
+@click.option("--golden", type=click.Path(path_type=Path), multiple=True)
+def golden_verify(deep: bool, golden: tuple[Path, ...]) -> None:
+    """Check every hash; with --deep make everything anew and compare (about a minute)."""
+    from dsabisect.outside import golden as goldens
+    from dsabisect.outside import regenerate
+
+    loaded = goldens.load(golden)
+    tell(f"{loaded.describe()}\nevery hash agrees")
+    if deep:
+        tensors = regenerate.verify_deep(loaded, tuple(loaded.by_id.values()))
+        tell(f"{len(loaded.by_id)} cases rebuilt: input hashes identical, {tensors} oracle tensors agree")
+        count = goldens.verify_controls(loaded, tuple(loaded.by_id.values()), None)
+        tell(f"{count} negative controls rejected")
+
+
+@golden_group.command("propose")
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder for the proposal.")
+@click.option("--golden", type=click.Path(path_type=Path), help="Folder of the current set.")
+def golden_propose(folder: Path, golden: Path | None) -> None:
+    """Make the golden set anew into a folder of its own and print what differs from the current one."""
+    from dsabisect.outside import golden as goldens
+    from dsabisect.outside import regenerate
+
+    new, found = regenerate.propose(folder, goldens.load(golden))
+    tell("\n".join([regenerate.HEADER, *map(str, found)]) if found else "nothing differs")
+    say(f"{new.describe()}\naccept it: dsabisect golden accept {folder} --reason TEXT")
+
+
+@golden_group.command("accept")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--reason", required=True, help="Why the goldens change; kept in accepted.json.")
+@click.option("--by", help="Who accepts. Default: the name of this account.")
+@click.option("--force", is_flag=True, help="Accept also when the oracle or a tolerance changed with the goldens.")
+@click.option("--golden", type=click.Path(path_type=Path), help="Folder of the set that is replaced.")
+def golden_accept(folder: Path, reason: str, by: str | None, force: bool, golden: Path | None) -> None:
+    """Promote a proposal, with the reason. Refused when the oracle or a tolerance changes with it."""
+    import getpass
+
+    from dsabisect.outside import golden as goldens
+    from dsabisect.outside import regenerate
+
+    into = golden or goldens.default_root()
+    record = regenerate.accept(folder, into, reason=reason, by=by or getpass.getuser(), force=force)
+    tell(f"accepted {record['key'][:12]} into {into}: {reason}")
+
+
+@golden_group.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--id", "case_id", required=True, help="Id of the new case, such as v32-layer3-decode.")
+@click.option("--facet", "facets", multiple=True, callback=pairs, metavar="K=V", help="rope= and mode= are needed.")
+@click.option("--topk", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder of imported cases.")
+def golden_import(file: Path, case_id: str, facets: dict[str, str], topk: int, folder: Path) -> None:
+    """Make a case of captured activations (safetensors). Use it with a second --golden FOLDER."""
+    from dsabisect.outside import importing
+
+    case = importing.add(file, folder, id=case_id, given=facets, topk=topk)
+    told = " ".join(f"{name}={value}" for name, value in case.facets.items())
+    tell(
+        f"{case.id} imported into {folder}: {told}\nmeasure it with --golden {folder} (beside --golden of another set)"
+    )
+
+
+@golden_group.command("calibrate")
+@measuring
+@click.option("--commit", required=True, help="Commit that is known to be good.")
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path), help="Default: calibration/ in the golden set's folder."
+)
+def golden_calibrate(commit: str, folder: Path | None, as_json: bool, **given: Any) -> None:
+    """Measure a good commit's rounding errors on this device; runs on the same arch then use them as baselines."""
+    from dsabisect import calibrate
+
+    path, told = calibrate.calibrate(request_of(as_json=as_json, bad=commit, **given), say, folder)
+    tell(path.read_text() if as_json else told)
+    say(f"calibration: {path}")
+
+
+@golden_group.command("prove")
+@click.option("--suite", default="full", show_default=True)
 @click.option("--golden", type=click.Path(path_type=Path))
-def golden_verify(golden: Path | None) -> None:
-    """Check every hash and run every negative control again."""
+def golden_prove(suite: str, golden: Path | None) -> None:
+    """Print the tables of planted faults and legitimate differences; fail when a fault passes or a right answer fails.
+
+    Plants every fault into every case of the suite: about a minute for `full`.
+    """
+    from dsabisect.errors import BadOracle
+    from dsabisect.indexer import prove
     from dsabisect.outside import golden as goldens
 
     loaded = goldens.load(golden)
-    count = goldens.verify_controls(loaded, loaded.cases("full"), None)
-    tell(f"{loaded.describe()}\nevery hash agrees; {count} negative controls rejected")
+    proof = prove.prove(loaded.cases(suite), loaded.golden)
+    tell(f"{loaded.describe()}\n\n{prove.text(proof)}")
+    if not proof.holds:
+        wrong = ", ".join("/".join(key) for key in (*proof.accepted_faults, *proof.false_alarms))
+        raise BadOracle(f"the set is not sound: {wrong or 'no fault was planted'}", where=str(loaded.root))
 
 
 @cli.group("cache")

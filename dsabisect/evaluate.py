@@ -84,6 +84,7 @@ class Evaluator:
     card: str  # names the lock of the accelerator: one run measures on it at a time
     rerun: bool = False  # measure what an earlier run has measured
     jobs: int = 1
+    seen: Callable[[Case, Sequence[Mapping[str, Any]]], None] | None = None  # gets the outputs of every run (calibrate)
     known: dict[tuple[str, Column], Observation] = field(default_factory=dict)  # (build key, column) → measured
     _again: dict[tuple[str, ...], Observation] = field(
         default_factory=dict
@@ -415,6 +416,8 @@ class Evaluator:
             runs = [golden.outputs_of(raw) for raw in raws]
         except StoreError as fault:  # the candidate's process wrote these bytes
             return (Comparison(stage=case.stage, name="missing", ok=False, metrics={"unreadable": str(fault)}),)
+        if self.seen is not None:
+            self.seen(case, runs)
         return compare.compare(case, self.goldens.golden(case.id), runs, required)
 
     def _observe(

@@ -41,7 +41,7 @@ class Request:
     cases: tuple[str, ...] = ()  # ids or prefixes; () = the whole suite
     suite: str = "default"
     device: str = "cpu"  # or several, "cuda:0,cuda:1"
-    golden: Path | None = None
+    golden: Path | tuple[Path, ...] = ()  # folders of golden sets; () = the one that comes with the package
     out: Path | None = None
     build_env: Mapping[str, str] = field(default_factory=dict)
     submodules: Mapping[str, Path] = field(default_factory=dict)
@@ -200,7 +200,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
         asked = [pool.submit(r.environment, name) for r, name in zip(runners, request.devices, strict=True)]
         # Here and not above: these load torch, and a wrong word on the command line deserves its answer at once.
         from dsabisect import evaluate
-        from dsabisect.outside import golden
+        from dsabisect.outside import calibration, golden
 
         goldens = golden.load(request.golden)
         cases = choose_cases(goldens, request.suite, request.cases)
@@ -216,6 +216,11 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
             remedy="Choose another --path, --suite or --device; `dsabisect cases --target` shows what runs where",
         )
     used = {c.case for c in columns}
+    goldens, told = calibration.applied(
+        goldens, [c for c in cases if c.id in used], target=target.NAME, device=devices[0]
+    )
+    if told:
+        say(told)
     golden.verify_controls(goldens, [c for c in cases if c.id in used], work / "controls")
     goes_on = request.resume and (run_dir / store.JOURNAL).exists()
     journal = store.Journal.resume(run_dir) if goes_on else store.Journal.create(run_dir)

@@ -22,7 +22,7 @@ LEVELS = (
     ("indexer", "reason", "report"),
     ("outside", "targets", "propose", "demo", "terminal"),
     ("engine", "evaluate", "session", "conclude", "relevance", "flaky", "marking"),
-    ("stories",),
+    ("stories", "calibrate", "pytest_plugin"),
     ("cli",),
     ("__main__",),
 )

@@ -136,6 +136,20 @@ def _replay(
 CASES: tuple[Case, ...] = (*_end_to_end(), *_logits(), *_topk(), *_quant(), *_metadata())
 
 
+def cost(case: Case) -> int:
+    """Multiply-adds of the logits: roughly what an oracle or a kernel spends on a case. 0 where there are none."""
+    if case.stage is Stage.END_TO_END:
+        asks = zip(case.shape["seq_lens"], case.shape["extend_lens"], strict=True)
+        return sum(int(n) * int(e) for n, e in asks) * int(case.facets["heads"]) * 128
+    if case.stage is not Stage.LOGITS:
+        return 0
+    if case.facets["layout"] == "ragged":
+        pairs = int(case.shape["tokens"]) * int(case.shape["keys"])
+    else:
+        pairs = sum(map(int, case.shape["context_lens"])) * int(case.facets["next_n"])
+    return pairs * int(case.facets["heads"]) * 128
+
+
 def suite(name: str) -> tuple[Case, ...]:
     """Cases of a suite, in the order of the grid. KeyError for a name that is none."""
     if name not in SUITES:

@@ -3,7 +3,8 @@
 `golden` tensors (outside/golden.py): row_start, row_len [rows] i64; logits (valid values, rows concatenated) f32;
 condition [rows] f64 (logits: oracle.condition); baseline_err, baseline_regret [rows] f64 (end_to_end: any baseline,
 modelled or calibrated); q_fp8, q_scale, k_fp8, k_scale (quant); lens_* i32 (metadata: oracle.scheduled_lens).
-Runs are run 0 (poison a), run 1 (poison b), run 2 (poison a again); one to three may be given.
+Runs are run 0 (poison a), run 1 (poison b), run 2 (poison a again); one to three may be given. Tensors of the runs may
+be on a GPU: the golden is taken there, and everything large is compared there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dsabisect.indexer import tolerances
+from dsabisect.indexer import rows, tolerances
 from dsabisect.model import Case, Comparison, Number, Stage
 
 Golden = Mapping[str, Tensor]
@@ -34,6 +35,9 @@ def compare(case: Case, golden: Golden, runs: Sequence[Run], required: Sequence[
     first = [_said(case, "missing", not missing, {"outputs": len(names), "missing": ", ".join(missing)})]
     if missing:
         return tuple(first)
+    device = runs[0][names[0]].device
+    golden = {name: value.to(device) for name, value in golden.items()}
+    runs = [{name: value.to(device) for name, value in run.items()} for run in runs]
     faults = [fault for run in runs for fault in _shape_faults(case, golden, run)]
     first.append(_said(case, "shape", not faults, {"fault": faults[0] if faults else ""}))
     if faults:
@@ -66,14 +70,13 @@ def _shape_faults(case: Case, golden: Golden, run: Run) -> list[str]:
     """What is wrong with shapes and dtypes, one line each: past here the rules may index without looking."""
     faults = []
     if case.stage in (Stage.LOGITS, Stage.END_TO_END):
-        rows, width = len(golden["row_len"]), int((golden["row_start"] + golden["row_len"]).max())
-        seen = run["logits"]
-        if seen.dim() != 2 or seen.shape[0] != rows or seen.shape[1] < width or not seen.is_floating_point():
-            faults.append(f"logits {_told(seen)}, wanted ({rows}, at least {width}) of floats")
+        count, width, seen = len(golden["row_len"]), width_of(golden), run["logits"]
+        if seen.dim() != 2 or seen.shape[0] != count or seen.shape[1] < width or not seen.is_floating_point():
+            faults.append(f"logits {_told(seen)}, wanted ({count}, at least {width}) of floats")
     if "topk" in run and "row_len" in golden:
-        rows, seen = len(golden["row_len"]), run["topk"]
-        if seen.dim() != 2 or seen.shape[0] != rows or not seen.shape[1] or not _whole(seen):
-            faults.append(f"topk {_told(seen)}, wanted ({rows}, K) of integers")
+        count, seen = len(golden["row_len"]), run["topk"]
+        if seen.dim() != 2 or seen.shape[0] != count or not seen.shape[1] or not _whole(seen):
+            faults.append(f"topk {_told(seen)}, wanted ({count}, K) of integers")
     if case.stage is Stage.QUANT:
         for name in OUTPUTS[Stage.QUANT]:
             one_byte = run[name].element_size() == 1 and run[name].dtype is not torch.bool
@@ -93,16 +96,21 @@ def _whole(value: Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
 
 
+def width_of(golden: Golden) -> int:
+    """Columns that hold anything valid."""
+    return int((golden["row_start"] + golden["row_len"]).max())
+
+
 def valid(golden: Golden, width: int) -> Tensor:
     """[rows, width] bool: the positions that mean anything."""
-    at = torch.arange(width)[None, :]
+    at = torch.arange(width, device=golden["row_len"].device)[None, :]
     start, length = golden["row_start"][:, None], golden["row_len"][:, None]
     return (at >= start) & (at < start + length)
 
 
 def truth(golden: Golden, width: int) -> Tensor:
     """The golden logits as [rows, width] fp64, 0 outside the valid region."""
-    full = torch.zeros(len(golden["row_len"]), width, dtype=torch.float64)
+    full = torch.zeros(len(golden["row_len"]), width, dtype=torch.float64, device=golden["logits"].device)
     full[valid(golden, width)] = golden["logits"].double()
     return full
 
@@ -111,21 +119,32 @@ def _same(case: Case, golden: Golden, one: Run, other: Run, name: str) -> Compar
     """Bitwise equality over what means something. Top-k is compared as a set: its order is free."""
     differing, total, worst = 0, 0, None
     for output in (n for n in one if n in (*OUTPUTS[case.stage], "topk")):
-        a, b = _meaningful(golden, output, one[output]), _meaningful(golden, output, other.get(output, one[output][:0]))
+        a, b = one[output], other.get(output, one[output][:0])
+        if output == "logits" and _equal_bits(a, b):  # nothing to look for, also outside
+            total += int(golden["row_len"].sum())
+            continue
+        a, b = _meaningful(golden, output, a), _meaningful(golden, output, b)
         total += a.numel()
         if a.shape != b.shape or a.dtype != b.dtype:
             differing += max(1, a.numel())
             continue
-        bad = (_bytes(a) != _bytes(b)).any(-1)
+        bad = _bits(a) != _bits(b)
         differing += int(bad.sum())
         if worst is None and bool(bad.any()):
             worst = {"value": int(bad.nonzero()[0, 0])}
     return _said(case, name, differing == 0, {"differing": differing, "values": total}, worst)
 
 
-def _bytes(value: Tensor) -> Tensor:
-    """[n] → [n, bytes of one value] uint8."""
-    return value.contiguous().view(torch.uint8).reshape(value.numel(), value.element_size())
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(value: Tensor) -> Tensor:
+    """The same shape, the bits of each value as an integer."""
+    return value.contiguous().view(BITS[value.element_size()])
+
+
+def _equal_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
 
 
 def identical(case: Case, golden: Golden, one: Run, other: Run) -> bool:
@@ -146,36 +165,32 @@ def _meaningful(golden: Golden, output: str, value: Tensor) -> Tensor:
 # ---- rules -------------------------------------------------------------------------------------------------
 
 
-def row_errors(x: Tensor, y: Tensor) -> Tensor:
-    """calc_diff per row in fp64: 1 - 2 sum(xy) / sum(x² + y²); two zero rows differ by 0."""
-    total = (x * x + y * y).sum(-1)
-    errors = 1 - 2 * (x * y).sum(-1) / total.clamp(min=1e-300)
-    return torch.where(total > 0, errors.clamp(min=0), torch.zeros_like(total))
-
-
-def _finite(case: Case, golden: Golden, logits: Tensor) -> Comparison:
-    mask = valid(golden, logits.shape[1])
-    bad = mask & ~torch.isfinite(logits)
-    where = _at(case, bad) if bool(bad.any()) else None
-    return _said(case, "finite", not bool(bad.any()), {"bad": int(bad.sum()), "valid": int(mask.sum())}, where)
+def _finite(case: Case, golden: Golden, logits: Tensor, summed: rows.RowSums) -> Comparison:
+    bad, where = int(summed.bad.sum()), None
+    if bad:
+        row = int(summed.bad.nonzero()[0, 0])
+        low = int(golden["row_start"][row])
+        inside = logits[row, low : low + int(golden["row_len"][row])]
+        where = _where(case, row, low + int((~torch.isfinite(inside)).nonzero()[0, 0]))
+    return _said(case, "finite", not bad, {"bad": bad, "valid": int(golden["row_len"].sum())}, where)
 
 
 def _masked(golden: Golden, logits: Tensor) -> Tensor:
-    clean = torch.where(valid(golden, logits.shape[1]), logits.double(), torch.zeros((), dtype=torch.float64))
+    clean = torch.where(valid(golden, logits.shape[1]), logits.double(), 0.0)
     return torch.nan_to_num(clean, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _logits(case: Case, golden: Golden, run: Run) -> list[Comparison]:
     logits = run["logits"]
     limit = "logits.diff" if logits.dtype in (torch.float32, torch.float64) else "logits.diff_bf16"
-    got, want = _masked(golden, logits), truth(golden, logits.shape[1])
+    summed = rows.sums(golden, logits[:, : width_of(golden)])
     # a golden that does not say how much its rows cancel is allowed nothing for it
-    condition = golden.get("condition", torch.zeros(len(golden["row_len"]), dtype=torch.float64))
+    condition = golden["condition"].cpu() if "condition" in golden else torch.zeros_like(summed.total)
     cancelling = tolerances.value("logits.accumulation") ** 2 * condition
-    said = [_finite(case, golden, logits)]
+    said = [_finite(case, golden, logits, summed)]
     if case.shape.get("clean"):
         said.append(_infset(case, golden, logits))
-    said.append(_diff(case, got, want, cancelling.clamp(min=tolerances.value(limit))))
+    said.append(_diff(case, golden, logits, summed.errors, cancelling.clamp(min=tolerances.value(limit))))
     return said
 
 
@@ -187,16 +202,23 @@ def _infset(case: Case, golden: Golden, logits: Tensor) -> Comparison:
     return _said(case, "infset", at is None, {"wrong": int(wrong.sum()), "outside": int(outside.sum())}, at)
 
 
-def _diff(case: Case, got: Tensor, want: Tensor, allowed: Tensor) -> Comparison:
+def _diff(case: Case, golden: Golden, logits: Tensor, errors: Tensor, allowed: Tensor) -> Comparison:
     """The row that is furthest over its own limit, or nearest to it, and there the position that is furthest off."""
-    errors = row_errors(got, want)
     row = int((errors - allowed).argmax())
     metrics: dict[str, Number | str] = {
         "max": float(errors.max()), "mean": float(errors.mean()), "row_error": float(errors[row]),
         "allowed": float(allowed[row]), "rows_over": int((errors > allowed).sum()), "rows": len(errors),
     }  # fmt: skip
-    at = _where(case, row, int((got[row] - want[row]).abs().argmax()))
+    at = _where(case, row, _furthest(golden, logits, row))
     return _said(case, "diff", bool((errors <= allowed).all()), metrics, at, {"max": float(allowed[row])})
+
+
+def _furthest(golden: Golden, logits: Tensor, row: int) -> int:
+    """The position of ``row`` that is furthest from the golden; values that are not finite count as 0."""
+    low, count, at = (int(golden["row_start"][row]), int(golden["row_len"][row]), int(golden["row_len"][:row].sum()))
+    got = torch.nan_to_num(logits[row, low : low + count].double(), nan=0.0, posinf=0.0, neginf=0.0)
+    off = (got - golden["logits"][at : at + count].double()).abs()
+    return low + int(off.argmax()) if float(off.max()) > 0 else 0
 
 
 def _where(case: Case, row: int, position: int | None = None) -> dict[str, int]:
@@ -217,10 +239,11 @@ def _at(case: Case, bad: Tensor) -> dict[str, int]:
 
 
 def _end_to_end(case: Case, golden: Golden, run: Run) -> list[Comparison]:
-    logits = run["logits"].float()
-    want, got = truth(golden, logits.shape[1]), _masked(golden, logits)
-    allowed = tolerances.value("end_to_end.factor") * golden["baseline_err"] + tolerances.value("end_to_end.floor")
-    said = [_finite(case, golden, logits), _diff(case, got, want, allowed)]
+    logits = run["logits"][:, : width_of(golden)].float()
+    want, got, summed = truth(golden, logits.shape[1]), _masked(golden, logits), rows.sums(golden, logits)
+    twice = tolerances.value("end_to_end.factor") * golden["baseline_err"].cpu()
+    allowed = twice + tolerances.value("end_to_end.floor")
+    said = [_finite(case, golden, logits, summed), _diff(case, golden, logits, summed.errors, allowed)]
     if "topk" in run:
         said += _selection(case, golden, run["topk"].long(), got, by="own logits")
     said += _regret(case, golden, run, got, want)
@@ -258,7 +281,7 @@ def _largest(scores: Tensor, mask: Tensor, count: Tensor) -> tuple[Tensor, Tenso
     """The ``count`` largest valid scores of each row: [rows, width] bool; and the smallest of them: [rows]."""
     low = torch.full_like(scores, torch.finfo(torch.float64).min)
     ranked = torch.where(mask, scores, low).topk(int(count.max()), -1)
-    within = torch.arange(ranked.indices.shape[1])[None, :] < count[:, None]
+    within = torch.arange(ranked.indices.shape[1], device=scores.device)[None, :] < count[:, None]
     chosen = torch.zeros_like(mask).scatter(1, ranked.indices, within)
     return chosen, ranked.values.gather(1, (count - 1)[:, None])[:, 0]
 
@@ -266,13 +289,12 @@ def _largest(scores: Tensor, mask: Tensor, count: Tensor) -> tuple[Tensor, Tenso
 def _picked(topk: Tensor, mask: Tensor) -> Tensor:
     """[rows, K] positions → [rows, width] bool. What is no valid position is left out here: the rule topk names it."""
     real = (topk >= 0) & (topk < mask.shape[1])
-    times = torch.zeros(mask.shape, dtype=torch.int64).scatter_add(1, torch.where(real, topk, 0), real.long())
+    times = torch.zeros_like(mask, dtype=torch.int64).scatter_add(1, torch.where(real, topk, 0), real.long())
     return (times > 0) & mask
 
 
 def _topk(case: Case, golden: Golden, run: Run) -> list[Comparison]:
-    width = int((golden["row_start"] + golden["row_len"]).max())
-    return _selection(case, golden, run["topk"].long(), truth(golden, width), by="golden logits")
+    return _selection(case, golden, run["topk"].long(), truth(golden, width_of(golden)), by="golden logits")
 
 
 def _selection(case: Case, golden: Golden, topk: Tensor, scores: Tensor, by: str) -> list[Comparison]:
@@ -291,7 +313,7 @@ def _selection(case: Case, golden: Golden, topk: Tensor, scores: Tensor, by: str
         "left_out": (mask & (scores > kth) & (times == 0)).any(-1),
     }
     bad = torch.stack(list(faults.values())).any(0)
-    metrics: dict[str, Number | str] = {name: int(rows.sum()) for name, rows in faults.items()}
+    metrics: dict[str, Number | str] = {name: int(found.sum()) for name, found in faults.items()}
     at = _where(case, int(bad.nonzero()[0, 0])) if bool(bad.any()) else None
     return [_said(case, "topk", at is None, {**metrics, "rows": len(lens), "by": by}, at)]
 

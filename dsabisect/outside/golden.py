@@ -22,12 +22,14 @@ from torch import Tensor
 
 from dsabisect.errors import BadOracle, GoldenError, StoreError, UsageError
 from dsabisect.indexer import cases as grid
-from dsabisect.indexer import controls, generate, oracle
+from dsabisect.indexer import controls, generate, imported, oracle
 from dsabisect.model import Case, Stage, digest, to_json
 
 SCHEMA = 1
 FLOOR = {"smoke": 66, "default": 89, "full": 97}  # fewer cases than this is a damaged set, never a pass
 REMEDY = "Restore the folder from version control (`git checkout -- golden`), or name another with --golden"
+ACCEPTED, SEAL = "accepted.json", "SHA256SUMS"
+IMPORTED = "inputs.safetensors"  # a set of captured activations stores its inputs
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -38,6 +40,8 @@ class GoldenSet:
     manifest: Mapping[str, Any]
     by_id: Mapping[str, Case]
     tensors: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
+    captured: Mapping[str, Mapping[str, Tensor]] = field(repr=False, default_factory=dict)  # stored inputs, by case
+    accepted: tuple[Mapping[str, Any], ...] = ()  # who accepted it, when and why, oldest first
 
     def cases(self, suite: str) -> tuple[Case, ...]:
         if suite not in grid.SUITES:
@@ -57,7 +61,23 @@ class GoldenSet:
     def show(self, case_id: str) -> dict[str, Any]:
         golden = self.golden(case_id)
         tensors = {name: f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in golden.items()}
-        return {**self.manifest["cases"][case_id], "id": case_id, "tensors": tensors}
+        return {**self.entry(case_id), "id": case_id, "tensors": tensors}
+
+    def entry(self, case_id: str) -> Mapping[str, Any]:
+        """What the manifest says of a case."""
+        entry: Mapping[str, Any] = self.manifest["cases"][case_id]
+        return entry
+
+    def inputs(self, case: Case, *, poison: str = "a") -> dict[str, Tensor]:
+        """Rebuilt by the generator; of an imported case what was captured, with poison around it."""
+        if case.id in self.captured:
+            return imported.inputs(case, self.captured[case.id], poison=poison)
+        return generate.inputs(case, poison=poison)
+
+    def made(self, case: Case) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """(golden tensors, sha256 of the inputs by poison) of a case, made anew by the oracle."""
+        both = {poison: self.inputs(case, poison=poison) for poison in generate.POISONS}
+        return make_from(case, both)
 
     def write_inputs(self, case: Case, dest: Path, *, poison: str) -> Path:
         """Inputs of ``case`` with that poison ("a" or "b") as safetensors at ``dest``, rebuilt by the generator.
@@ -66,13 +86,13 @@ class GoldenSet:
             GoldenError: they are not those that the manifest pins.
             StoreError: the file cannot be written.
         """
-        tensors = generate.inputs(case, poison=poison)
+        tensors = self.inputs(case, poison=poison)
         self.golden(case.id)
-        if generate.sha256(tensors) != self.manifest["cases"][case.id]["inputs_sha256"][poison]:
+        if generate.sha256(tensors) != self.entry(case.id)["inputs_sha256"][poison]:
             what = f"rebuilt inputs of {case.id} differ from the pinned ones"
             raise GoldenError(what, where=str(self.root), remedy=REMEDY)
         try:
-            _replace(dest, safetensors.save({name: t.contiguous() for name, t in tensors.items()}))
+            replace(dest, safetensors.save({name: t.contiguous() for name, t in tensors.items()}))
         except OSError as error:
             remedy = "Free some space, or give --out"
             raise StoreError(f"cannot write inputs: {error}", where=str(dest), remedy=remedy) from error
@@ -84,7 +104,7 @@ def write_inputs(case: Case, dest: Path, *, poison: str, goldens: GoldenSet | No
     return (goldens or load()).write_inputs(case, dest, poison=poison)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
     """Write to a temporary name beside ``path`` and rename: nobody ever reads half a file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -106,14 +126,35 @@ def default_root() -> Path:
     return inside if inside.is_dir() else inside.parents[1] / "golden"
 
 
-def load(root: Path | None = None) -> GoldenSet:
-    """The set in ``root`` (None: :func:`default_root`), every byte of it verified.
+def load(roots: Path | Sequence[Path] | None = None) -> GoldenSet:
+    """The set in ``roots`` (None or none: :func:`default_root`), every byte of it verified; several are joined.
 
     Raises:
         GoldenError: missing, unreadable, LFS pointer text, another schema or generator, a hash that does not agree,
-            too few cases.
+            too few cases, or one case in two of the folders.
     """
-    folder = default_root() if root is None else Path(root)
+    folders = [roots] if isinstance(roots, (str, Path)) else list(roots or ())
+    sets = [_load(Path(folder)) for folder in folders or [default_root()]]
+    return sets[0] if len(sets) == 1 else _joined(sets)
+
+
+def _joined(sets: Sequence[GoldenSet]) -> GoldenSet:
+    first, by_id = sets[0], dict(sets[0].by_id)
+    for other in sets[1:]:
+        twice = sorted(by_id.keys() & other.by_id.keys())
+        if twice:
+            what = f"case {twice[0]!r} is in two golden sets"
+            raise GoldenError(what, where=str(other.root), remedy="Give another --id to `golden import`")
+        by_id |= other.by_id
+    return GoldenSet(
+        root=first.root, key=digest([each.key for each in sets]), by_id=by_id, accepted=first.accepted,
+        manifest={**first.manifest, "cases": {id: e for each in sets for id, e in each.manifest["cases"].items()}},
+        tensors={id: t for each in sets for id, t in each.tensors.items()},
+        captured={id: t for each in sets for id, t in each.captured.items()},
+    )  # fmt: skip
+
+
+def _load(folder: Path) -> GoldenSet:
     raw = _read(folder / "manifest.json")
     try:
         manifest = json.loads(raw)
@@ -123,16 +164,43 @@ def load(root: Path | None = None) -> GoldenSet:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         where = str(folder / "manifest.json")
         raise GoldenError(f"golden manifest cannot be read: {error!r}", where=where, remedy=REMEDY) from error
-    _check_floor(cases, folder)
-    tensors: dict[str, dict[str, Tensor]] = {id: {} for id in cases}
+    accepted = _check_seal(folder)
+    if manifest.get("kind") != "imported":
+        _check_floor(cases, folder)
+    kept: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in ("golden", "inputs")}
     for name, pinned in sorted(blobs.items()):
+        into = kept["inputs" if name == IMPORTED else "golden"]
         for full, tensor in _blob(folder / name, pinned).items():
             id, _, part = full.rpartition("/")
-            if id in tensors:
-                tensors[id][part] = tensor
+            if id in cases:
+                into.setdefault(id, {})[part] = tensor
+    tensors = {id: kept["golden"].get(id, {}) for id in cases}
     _check_tensors(listed, tensors, folder)
     key = hashlib.sha256(raw).hexdigest()
-    return GoldenSet(root=folder, key=key, manifest=manifest, by_id=cases, tensors=tensors)
+    return GoldenSet(
+        root=folder, key=key, manifest=manifest, by_id=cases, tensors=tensors, captured=kept["inputs"],
+        accepted=accepted,
+    )  # fmt: skip
+
+
+def seal_text(folder: Path) -> bytes:
+    """What SHA256SUMS must hold (`sha256sum -c` reads it): the manifest, and the record of who accepted the set."""
+    names = [name for name in ("manifest.json", ACCEPTED) if (folder / name).exists()]
+    lines = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
+    return "".join(lines).encode()
+
+
+def seal(folder: Path) -> None:
+    replace(folder / SEAL, seal_text(folder))
+
+
+def _check_seal(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """The record of acceptance. The manifest pins every blob; the seal pins the manifest, byte by byte."""
+    if _read(folder / SEAL) != seal_text(folder):
+        what = f"golden manifest.json, {ACCEPTED} or {SEAL} is damaged: they do not agree"
+        raise GoldenError(what, where=str(folder), remedy=REMEDY)
+    record = folder / ACCEPTED
+    return tuple(json.loads(record.read_bytes())) if record.exists() else ()
 
 
 def _case(id: str, entry: Mapping[str, Any]) -> Case:
@@ -226,7 +294,7 @@ def verify_controls(goldens: GoldenSet, cases: Sequence[Case], cache: Path | Non
     if stamp:
         try:
             stamp.parent.mkdir(parents=True, exist_ok=True)
-            _replace(stamp, json.dumps(known, sort_keys=True).encode())
+            replace(stamp, json.dumps(known, sort_keys=True).encode())
         except OSError as error:
             what = f"cannot keep the results of the negative controls: {error.strerror or error}"
             raise StoreError(what, where=str(stamp.parent), remedy="Make it writable") from error
@@ -244,7 +312,7 @@ def _known(stamp: Path | None) -> dict[str, int]:
 
 
 def _control(goldens: GoldenSet, case: Case) -> int:
-    rejected, unsound = controls.examine(case, generate.inputs(case), goldens.golden(case.id))
+    rejected, unsound = controls.examine(case, goldens.inputs(case), goldens.golden(case.id))
     _refuse(case, rejected, unsound, goldens.root)
     return len(rejected)
 
@@ -260,9 +328,12 @@ def _refuse(case: Case, rejected: Mapping[str, str], unsound: Sequence[str], roo
 
 def make(case: Case) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(golden tensors, sha256 of the inputs by poison) of a case, from the oracle."""
-    inputs = generate.inputs(case)
-    hashes = {poison: generate.sha256(generate.inputs(case, poison=poison)) for poison in ("a", "b")}
-    return _MAKE[case.stage](case, inputs), hashes
+    return make_from(case, {poison: generate.inputs(case, poison=poison) for poison in generate.POISONS})
+
+
+def make_from(case: Case, inputs: Mapping[str, Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """As :func:`make`, from inputs by poison."""
+    return _MAKE[case.stage](case, inputs["a"]), {poison: generate.sha256(t) for poison, t in inputs.items()}
 
 
 def _logits_golden(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -324,14 +395,30 @@ def write(root: Path, chosen: Sequence[Case] = grid.CASES) -> None:
     blobs: dict[str, dict[str, Tensor]] = {}
     listed: dict[str, Any] = {}
     for case in chosen:
-        tensors, hashes = make(case)
-        rejected, unsound = controls.examine(case, generate.inputs(case), tensors)
-        _refuse(case, rejected, unsound, root)
-        listed[case.id] = _entry(case, tensors, hashes, rejected)
+        tensors, listed[case.id] = judged(case, {p: generate.inputs(case, poison=p) for p in generate.POISONS}, root)
         into = blobs.setdefault(f"{case.stage.value}.safetensors", {})
         into.update({f"{case.id}/{name}": tensor.contiguous() for name, tensor in tensors.items()})
+    save(root, blobs, listed)
+
+
+def judged(case: Case, inputs: Mapping[str, Mapping[str, Tensor]], root: Path) -> tuple[dict[str, Tensor], Any]:
+    """(golden tensors, manifest entry) of a case. BadOracle when a negative control is accepted."""
+    tensors, hashes = make_from(case, inputs)
+    rejected, unsound = controls.examine(case, inputs["a"], tensors)
+    _refuse(case, rejected, unsound, root)
+    return tensors, _entry(case, tensors, hashes, rejected)
+
+
+def save(
+    root: Path,
+    blobs: Mapping[str, dict[str, Tensor]],
+    listed: Mapping[str, Any],
+    extra: Mapping[str, str] | None = None,
+) -> None:
+    """Write blobs, the manifest, then its seal."""
     raw = {name: safetensors.save(content) for name, content in blobs.items()}
     manifest = {
+        **(extra or {}),
         "schema": SCHEMA,
         "generator": generate.VERSION,
         "generator_sha256": source_sha256(generate),
@@ -342,8 +429,9 @@ def write(root: Path, chosen: Sequence[Case] = grid.CASES) -> None:
     }
     root.mkdir(parents=True, exist_ok=True)
     for name, content in raw.items():
-        _replace(root / name, content)
-    _replace(root / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        replace(root / name, content)
+    replace(root / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    seal(root)
 
 
 def source_sha256(module: ModuleType) -> str:

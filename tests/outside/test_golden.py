@@ -31,6 +31,7 @@ def edit(folder: Path, change: Edit) -> None:
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
+    golden.seal(folder)
 
 
 def refused(folder: Path, *words: str) -> GoldenError:
@@ -93,7 +94,7 @@ def test_writing_twice_gives_identical_bytes(tmp_path: Path) -> None:
         golden.write(tmp_path / name, chosen)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     blobs = [f"{stage}.safetensors" for stage in ("logits", "metadata", "quant", "topk")]
-    assert files == sorted(["manifest.json", *blobs])
+    assert files == sorted(["manifest.json", "SHA256SUMS", *blobs])
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
