@@ -58,7 +58,7 @@ def test_the_committed_set_is_whole_small_and_quick_to_load() -> None:
 
 
 def test_the_manifest_was_made_by_this_oracle_and_generator() -> None:
-    """Else run scripts/make_goldens, in a change of its own, with the reason."""
+    """Else `dsabisect golden propose`, then accept, in a change of its own, with the reason."""
     assert WHOLE.manifest["oracle_sha256"] == golden.source_sha256(oracle)
     assert WHOLE.manifest["generator_sha256"] == golden.source_sha256(generate)
     assert WHOLE.manifest["made_with"]["torch"]
