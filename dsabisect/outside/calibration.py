@@ -37,15 +37,18 @@ def entry(goldens: GoldenSet, case: Case, errors: Tensor) -> dict[str, Any]:
         "err": [float(f"{value:.6g}") for value in errors.tolist()],
     }  # fmt: skip
     if case.stage is Stage.END_TO_END:
-        with_it = {**goldens.golden(case.id), "baseline_err": _baseline(kept)}
+        with_it = {**goldens.golden(case.id), "baseline_err": _baseline(kept, goldens.golden(case.id)["baseline_err"])}
         kept["usable"] = not controls.examine(case, goldens.inputs(case), with_it)[1]
     return kept
 
 
-def _baseline(kept: Mapping[str, Any]) -> Tensor:
-    """A row that happened to come out small is not held to that luck: at least the median, as the modelled baseline."""
+def _baseline(kept: Mapping[str, Any], modelled: Tensor) -> Tensor:
+    """A row that happened to come out small is not held to that luck: at least the median, as the modelled baseline.
+
+    Never more than the modelled one: no candidate, good as it may be, widens what is allowed.
+    """
     errors = torch.tensor(kept["err"], dtype=torch.float64)
-    return torch.maximum(errors, errors.median())
+    return torch.minimum(torch.maximum(errors, errors.median()), modelled.to(torch.float64))
 
 
 def save(path: Path, provenance: Mapping[str, Any], cases: Mapping[str, Mapping[str, Any]]) -> None:
@@ -91,7 +94,7 @@ def applied(goldens: GoldenSet, cases: Sequence[Case], *, target: str, device: D
         kept = found["cases"].get(case.id, {})
         pinned = digest(dict(goldens.entry(case.id)["tensors_sha256"]))
         if kept.get("usable") and kept["golden_sha256"] == pinned:
-            tensors[case.id] = {**tensors[case.id], "baseline_err": _baseline(kept)}
+            tensors[case.id] = {**tensors[case.id], "baseline_err": _baseline(kept, tensors[case.id]["baseline_err"])}
             count += 1
     key = hashlib.sha256(f"{goldens.key} {digest(dict(found))}".encode()).hexdigest()
     where = f"{found['provenance'].get('commit', '?')[:9]} on {device.arch}"
