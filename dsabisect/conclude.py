@@ -31,7 +31,7 @@ class Axis:
     at: tuple[int, ...]
     keys: tuple[str, ...]
     why: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # position → why it must be looked at
-    looked_at: frozenset[int] = frozenset()  # those, and what stood right before a commit that takes something back
+    before_undoing: frozenset[int] = frozenset()  # positions right before commits that take something back
 
     def __getitem__(self, position: int) -> Change:
         return self.history.changes[self.at[position]]

@@ -22,7 +22,7 @@ from dsabisect.outside.gitrepo import History
 from dsabisect.reason import judge, plan, timeline
 from dsabisect.reason.plan import Plan, Probe
 from dsabisect.reason.timeline import Kind, State
-from dsabisect.relevance import looked_at
+from dsabisect.relevance import before_undoing
 from dsabisect.report import build as report_build
 from dsabisect.session import Request, Say, Session, commits_of, marks, now, open_session
 
@@ -125,7 +125,7 @@ def axis_of(session: Session, history: History) -> Axis:
         at=tuple(at),
         keys=tuple(commits[p].key for p in at),
         why={i: commits[p].why for i, p in enumerate(at) if commits[p].why},
-        looked_at=looked_at([commits[p] for p in at]),
+        before_undoing=before_undoing([commits[p] for p in at]),
     )
     request = session.request
     window = 0 if request.first else (request.window or plan.window_for(len(at)))
@@ -153,11 +153,12 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     asked = {session.evaluator.repo.resolve(rev) for rev in request.skip}
     for sha in sorted(asked):
         session.journal.append("skip", {"sha": sha, "reason": "asked"})
-    wanted = [axis.position(session.evaluator.repo.resolve(rev)) for rev in request.suspect]
+    wanted = _suspected(session, axis)
     search = Plan(
         keys=axis.keys,
         columns=session.columns,
-        suspects=frozenset((*([] if request.first else axis.looked_at), *_with_parents(wanted))),
+        suspects=frozenset((*(() if request.first else axis.why), *wanted)),
+        also=frozenset((*(() if request.first else axis.before_undoing), *(p - 1 for p in wanted if p))),
         window=0 if request.first else (request.window or plan.window_for(len(axis.keys))),
     )
     _take_marks(session, axis, search, asked)
@@ -192,8 +193,17 @@ def _remedy(session: Session, history: History, ends: judge.Endpoints) -> str:
     return f"{ends.remedy}; try --good {older[:12]}" if older else ends.remedy
 
 
-def _with_parents(positions: Sequence[int | None]) -> list[int]:
-    return [q for p in positions if p is not None for q in (p - 1, p) if q >= 0]
+def _suspected(session: Session, axis: Axis) -> list[int]:
+    """Positions of the commits that a person suspects."""
+    found = []
+    for rev in session.request.suspect:
+        sha = session.evaluator.repo.resolve(rev)
+        position = axis.position(sha)
+        if position is None:
+            session.note(f"{sha[:9]} changes nothing that matters here, or lies outside the range: it is not suspected")
+        else:
+            found.append(position)
+    return found
 
 
 def _take_marks(session: Session, axis: Axis, search: Plan, skipped: set[str]) -> None:
