@@ -165,12 +165,12 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     ends, failures = _ends(session, axis, search)
     if ends.status is judge.EndpointStatus.BOTH_FAIL_ALIKE:
         raise EnvironmentFault(ends.hint, where="both endpoints", remedy=ends.remedy)
-    empty = ends.status is judge.EndpointStatus.NOTHING_DIVERGES
-    if empty and not request.first:
+    empty = ends.status in (judge.EndpointStatus.NOTHING_DIVERGES, judge.EndpointStatus.UNTESTABLE)
+    if empty and not request.first and not _hopeless(ends, search):
         session.say("neither end is bad: looking for what lies between")
     elif ends.hint:
         session.note(ends.hint + (f". {_remedy(session, history, ends)}" if ends.remedy else ""))
-    if ends.status is not judge.EndpointStatus.SEARCHABLE and (request.first or _hopeless(ends)):
+    if ends.status is not judge.EndpointStatus.SEARCHABLE and (request.first or _hopeless(ends, search)):
         return _not_searchable(session, ends)
     sought = {column: failures[column] for column in ends.diverging} if request.first else {}
     search.closed |= {c for c in session.columns if request.first and c not in sought}
@@ -178,11 +178,15 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     return conclude.conclude(session, axis, search, ends)
 
 
-def _hopeless(ends: judge.Endpoints) -> bool:
-    """Is there nothing that a timeline could tell? Bad at both ends in all columns, or testable in none."""
+def _hopeless(ends: judge.Endpoints, search: Plan) -> bool:
+    """Is there nothing that a timeline could tell? Bad at both ends in all columns, or nothing learnt at either.
+
+    A path that is absent at one end and not taken at the other may well have come and been bad in between.
+    """
     if ends.status is judge.EndpointStatus.GOOD_END_IS_BAD:
         return not ends.mended and not ends.steady
-    return ends.status is judge.EndpointStatus.UNTESTABLE
+    seen = [series[p].kind for series in search.series.values() for p in (0, search.last) if p in series]
+    return all(kind is Kind.SKIP for kind in seen)
 
 
 def _remedy(session: Session, history: History, ends: judge.Endpoints) -> str:
