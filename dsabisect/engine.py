@@ -15,7 +15,7 @@ from typing import Any
 
 from dsabisect import conclude
 from dsabisect.conclude import Axis
-from dsabisect.errors import EnvironmentFault, Interrupted
+from dsabisect.errors import EnvironmentFault, Interrupted, UsageError
 from dsabisect.model import Action, Column, Observation, Outcome, Reason, Recommendation, Verdict, to_json
 from dsabisect.outside import store
 from dsabisect.outside.gitrepo import History
@@ -151,6 +151,9 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     axis = axis_of(session, history)
     request = session.request
     asked = {session.evaluator.repo.resolve(rev) for rev in request.skip}
+    for end in (axis[0], axis[len(axis.at) - 1]):
+        if end.id in asked:
+            raise UsageError(f"{end.short} is an end of the range and cannot be skipped", remedy="Choose another end")
     for sha in sorted(asked):
         session.journal.append("skip", {"sha": sha, "reason": "asked"})
     wanted = _suspected(session, axis)
@@ -171,7 +174,7 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     elif ends.hint:
         session.note(ends.hint + (f". {_remedy(session, history, ends)}" if ends.remedy else ""))
     if ends.status is not judge.EndpointStatus.SEARCHABLE and (request.first or _hopeless(ends, search)):
-        return _not_searchable(session, ends)
+        return _not_searchable(session, ends, unknown=_unknown(search))
     sought = {column: failures[column] for column in ends.diverging} if request.first else {}
     search.closed |= {c for c in session.columns if request.first and c not in sought}
     _search(session, axis, search, sought)
@@ -185,6 +188,11 @@ def _hopeless(ends: judge.Endpoints, search: Plan) -> bool:
     """
     if ends.status is judge.EndpointStatus.GOOD_END_IS_BAD:
         return not ends.mended and not ends.steady
+    return _unknown(search)
+
+
+def _unknown(search: Plan) -> bool:
+    """Was nothing learnt at either end?"""
     seen = [series[p].kind for series in search.series.values() for p in (0, search.last) if p in series]
     return all(kind is Kind.SKIP for kind in seen)
 
@@ -237,9 +245,10 @@ def _ends(session: Session, axis: Axis, search: Plan) -> tuple[judge.Endpoints, 
     return judge.endpoints(good, bad), {o.column: judge.signature(o) for o in bad}
 
 
-def _not_searchable(session: Session, ends: judge.Endpoints) -> tuple[str, int]:
+def _not_searchable(session: Session, ends: judge.Endpoints, *, unknown: bool) -> tuple[str, int]:
+    """``unknown``: a person marked both ends as untestable, whatever was measured there."""
     status = ends.status
-    nothing = status is judge.EndpointStatus.NOTHING_DIVERGES
+    nothing = status is judge.EndpointStatus.NOTHING_DIVERGES and not unknown
     action = Action.NONE if nothing else Action.HOLD
     recommendation = Recommendation(action=action, because=(ends.hint,) if ends.hint else ())
     session.journal.append("recommendation", {**to_json(recommendation), "columns": []})

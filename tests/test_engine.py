@@ -299,6 +299,23 @@ def test_skips_and_suspects(make: Callable[..., Made]) -> None:
     assert set(measured(looked)) == set(made.at(0, 5, 6, 11)), "the suspect and its parent, and both ends"
 
 
+def test_an_end_cannot_be_skipped(make: Callable[..., Made]) -> None:
+    made = make("..XX")
+    with pytest.raises(UsageError, match="end of the range"):
+        made.run(skip=(made.shas[3],))
+    marked = make_marked(made)
+    assert (marked.exit_code, marked.report["status"]) == (conclude.EXIT_SUSPECTS, "untestable")
+
+
+def make_marked(made: Made) -> engine.Answer:
+    """Both ends marked untestable by hand, after they were measured."""
+    out = made.out.with_name("marked")
+    made.run(out=out, max_evals=2)
+    for sha in made.at(0, 3):
+        marking.mark(out, sha, "skip", "")
+    return made.run(out=out, resume=True)
+
+
 def test_two_devices_give_the_same_answer(make: Callable[..., Made]) -> None:
     made = make("..XXXX....", titles={6: "Revert change 2"})
     one = made.run(rerun=True)
