@@ -5,8 +5,6 @@ Imported where triton is installed and the tensors are on a GPU (or under TRITON
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -15,11 +13,11 @@ from torch import Tensor
 BLOCK, PER_PROGRAM, MOST_PARTS = 1024, 8192, 64
 
 
+# The compiler looks at annotations too and knows no name of Python's: pointers and sizes have none.
 @triton.jit  # type: ignore[untyped-decorator]
-def _row_sums(
-    got: Any, want: Any, start: Any, length: Any, offset: Any, out: Any, stride: Any,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+def _row_sums(  # type: ignore[no-untyped-def]
+    got, want, start, length, offset, out, stride, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     count = tl.load(length + row)
     x_from = got + row * stride + tl.load(start + row)

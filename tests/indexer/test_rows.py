@@ -97,6 +97,28 @@ def test_the_triton_kernel_says_the_same_in_its_interpreter() -> None:
     assert done.returncode == 0 and done.stdout.strip() == "same", done.stderr
 
 
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from dsabisect.indexer import rows_cuda
+kinds = ["*fp32", "*fp32", "*i64", "*i64", "*i64", "*fp64", "i32"]
+names = ["got", "want", "start", "length", "offset", "out", "stride"]
+source = ASTSource(rows_cuda._row_sums, dict(zip(names, kinds)) | {"PARTS": "constexpr", "BLOCK": "constexpr"},
+                   constexprs={"PARTS": 8, "BLOCK": rows_cuda.BLOCK})
+print(".target sm_90" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+
+
+def test_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter takes what the compiler refuses (an annotation, once): compiling needs no GPU."""
+    pytest.importorskip("triton")
+    env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    env.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu() -> None:
