@@ -31,7 +31,7 @@ class Axis:
     at: tuple[int, ...]
     keys: tuple[str, ...]
     why: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # position → why it must be looked at
-    looked_at: frozenset[int] = frozenset()  # those, and what stood right before a commit that takes something back
+    before_undoing: frozenset[int] = frozenset()  # positions right before commits that take something back
 
     def __getitem__(self, position: int) -> Change:
         return self.history.changes[self.at[position]]
@@ -90,7 +90,7 @@ def conclude(session: Session, axis: Axis, search: Plan, ends: judge.Endpoints) 
     found.sort(key=lambda f: (f.step.upto, f.step.after, session.columns.index(f.column)))
     for finding in found:
         session.journal.append("transition", to_json(_transition(axis, finding)))
-    return _answer(session, axis, found, confirmations, ends)
+    return _answer(session, axis, search, found, confirmations, ends)
 
 
 def name_steps(session: Session, search: Plan) -> list[tuple[Column, Step, TransitionKind]]:
@@ -149,13 +149,14 @@ def _transition(axis: Axis, finding: Finding) -> Transition:
 def _answer(
     session: Session,
     axis: Axis,
+    search: Plan,
     found: Sequence[Finding],
     confirmations: Mapping[int, Confirmation],
     ends: judge.Endpoints,
 ) -> tuple[str, int]:
     accusing = [f for f in found if f.accuses]
     if not accusing:
-        return _nothing_accused(session, axis, found, ends)
+        return _nothing_accused(session, axis, search, found, ends)
     first = accusing[0]
     mine = [f for f in accusing if (f.suspects, f.confirmed) == (first.suspects, first.confirmed)]
     confirmation = confirmations.get(first.step.upto, Confirmation())
@@ -169,7 +170,9 @@ def _answer(
     return ("unconfirmed" if count == 1 else f"narrowed to {count} suspects"), EXIT_SUSPECTS
 
 
-def _nothing_accused(session: Session, axis: Axis, found: Sequence[Finding], ends: judge.Endpoints) -> tuple[str, int]:
+def _nothing_accused(
+    session: Session, axis: Axis, search: Plan, found: Sequence[Finding], ends: judge.Endpoints
+) -> tuple[str, int]:
     mended = tuple(dict.fromkeys(f"{f.kind.value} by {_name(axis, f)}" for f in found))
     because = (*((ends.hint,) if ends.hint else ()), *mended)
     if not found and ends.hint and not ends.broken:
@@ -179,6 +182,8 @@ def _nothing_accused(session: Session, axis: Axis, found: Sequence[Finding], end
     session.journal.append("recommendation", {**to_json(recommendation), "columns": []})
     if ends.broken:
         return "the good endpoint does not hold", EXIT_GOOD_END
+    if not any(state.kind is Kind.GOOD for series in search.series.values() for state in series.values()):
+        return "untestable", EXIT_SUSPECTS
     return "nothing diverges", EXIT_CLEAN
 
 

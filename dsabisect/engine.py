@@ -15,14 +15,14 @@ from typing import Any
 
 from dsabisect import conclude
 from dsabisect.conclude import Axis
-from dsabisect.errors import EnvironmentFault, Interrupted
+from dsabisect.errors import EnvironmentFault, Interrupted, UsageError
 from dsabisect.model import Action, Column, Observation, Outcome, Reason, Recommendation, Verdict, to_json
 from dsabisect.outside import store
 from dsabisect.outside.gitrepo import History
 from dsabisect.reason import judge, plan, timeline
 from dsabisect.reason.plan import Plan, Probe
 from dsabisect.reason.timeline import Kind, State
-from dsabisect.relevance import looked_at
+from dsabisect.relevance import before_undoing
 from dsabisect.report import build as report_build
 from dsabisect.session import Request, Say, Session, commits_of, marks, now, open_session
 
@@ -125,7 +125,7 @@ def axis_of(session: Session, history: History) -> Axis:
         at=tuple(at),
         keys=tuple(commits[p].key for p in at),
         why={i: commits[p].why for i, p in enumerate(at) if commits[p].why},
-        looked_at=looked_at([commits[p] for p in at]),
+        before_undoing=before_undoing([commits[p] for p in at]),
     )
     request = session.request
     window = 0 if request.first else (request.window or plan.window_for(len(at)))
@@ -151,37 +151,50 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     axis = axis_of(session, history)
     request = session.request
     asked = {session.evaluator.repo.resolve(rev) for rev in request.skip}
+    for end in (axis[0], axis[len(axis.at) - 1]):
+        if end.id in asked:
+            raise UsageError(f"{end.short} is an end of the range and cannot be skipped", remedy="Choose another end")
     for sha in sorted(asked):
         session.journal.append("skip", {"sha": sha, "reason": "asked"})
-    wanted = [axis.position(session.evaluator.repo.resolve(rev)) for rev in request.suspect]
+    wanted = _suspected(session, axis)
     search = Plan(
         keys=axis.keys,
         columns=session.columns,
-        suspects=frozenset((*([] if request.first else axis.looked_at), *_with_parents(wanted))),
+        suspects=frozenset((*(() if request.first else axis.why), *wanted)),
+        also=frozenset((*(() if request.first else axis.before_undoing), *(p - 1 for p in wanted if p))),
         window=0 if request.first else (request.window or plan.window_for(len(axis.keys))),
     )
     _take_marks(session, axis, search, asked)
     ends, failures = _ends(session, axis, search)
     if ends.status is judge.EndpointStatus.BOTH_FAIL_ALIKE:
         raise EnvironmentFault(ends.hint, where="both endpoints", remedy=ends.remedy)
-    empty = ends.status is judge.EndpointStatus.NOTHING_DIVERGES
-    if empty and not request.first:
+    empty = ends.status in (judge.EndpointStatus.NOTHING_DIVERGES, judge.EndpointStatus.UNTESTABLE)
+    if empty and not request.first and not _hopeless(ends, search):
         session.say("neither end is bad: looking for what lies between")
     elif ends.hint:
         session.note(ends.hint + (f". {_remedy(session, history, ends)}" if ends.remedy else ""))
-    if ends.status is not judge.EndpointStatus.SEARCHABLE and (request.first or _hopeless(ends)):
-        return _not_searchable(session, ends)
+    if ends.status is not judge.EndpointStatus.SEARCHABLE and (request.first or _hopeless(ends, search)):
+        return _not_searchable(session, ends, unknown=_unknown(search))
     sought = {column: failures[column] for column in ends.diverging} if request.first else {}
     search.closed |= {c for c in session.columns if request.first and c not in sought}
     _search(session, axis, search, sought)
     return conclude.conclude(session, axis, search, ends)
 
 
-def _hopeless(ends: judge.Endpoints) -> bool:
-    """Is there nothing that a timeline could tell? Bad at both ends in all columns, or testable in none."""
+def _hopeless(ends: judge.Endpoints, search: Plan) -> bool:
+    """Is there nothing that a timeline could tell? Bad at both ends in all columns, or nothing learnt at either.
+
+    A path that is absent at one end and not taken at the other may well have come and been bad in between.
+    """
     if ends.status is judge.EndpointStatus.GOOD_END_IS_BAD:
         return not ends.mended and not ends.steady
-    return ends.status is judge.EndpointStatus.UNTESTABLE
+    return _unknown(search)
+
+
+def _unknown(search: Plan) -> bool:
+    """Was nothing learnt at either end?"""
+    seen = [series[p].kind for series in search.series.values() for p in (0, search.last) if p in series]
+    return all(kind is Kind.SKIP for kind in seen)
 
 
 def _remedy(session: Session, history: History, ends: judge.Endpoints) -> str:
@@ -192,8 +205,17 @@ def _remedy(session: Session, history: History, ends: judge.Endpoints) -> str:
     return f"{ends.remedy}; try --good {older[:12]}" if older else ends.remedy
 
 
-def _with_parents(positions: Sequence[int | None]) -> list[int]:
-    return [q for p in positions if p is not None for q in (p - 1, p) if q >= 0]
+def _suspected(session: Session, axis: Axis) -> list[int]:
+    """Positions of the commits that a person suspects."""
+    found = []
+    for rev in session.request.suspect:
+        sha = session.evaluator.repo.resolve(rev)
+        position = axis.position(sha)
+        if position is None:
+            session.note(f"{sha[:9]} changes nothing that matters here, or lies outside the range: it is not suspected")
+        else:
+            found.append(position)
+    return found
 
 
 def _take_marks(session: Session, axis: Axis, search: Plan, skipped: set[str]) -> None:
@@ -223,9 +245,10 @@ def _ends(session: Session, axis: Axis, search: Plan) -> tuple[judge.Endpoints, 
     return judge.endpoints(good, bad), {o.column: judge.signature(o) for o in bad}
 
 
-def _not_searchable(session: Session, ends: judge.Endpoints) -> tuple[str, int]:
+def _not_searchable(session: Session, ends: judge.Endpoints, *, unknown: bool) -> tuple[str, int]:
+    """``unknown``: a person marked both ends as untestable, whatever was measured there."""
     status = ends.status
-    nothing = status is judge.EndpointStatus.NOTHING_DIVERGES
+    nothing = status is judge.EndpointStatus.NOTHING_DIVERGES and not unknown
     action = Action.NONE if nothing else Action.HOLD
     recommendation = Recommendation(action=action, because=(ends.hint,) if ends.hint else ())
     session.journal.append("recommendation", {**to_json(recommendation), "columns": []})

@@ -145,11 +145,9 @@ def title_says(title: str) -> list[str]:
     return [f"its title says {word[0].lower()!r}"] if word else []
 
 
-def looked_at(commits: Sequence[Commit]) -> frozenset[int]:
-    """Positions that must be looked at: a fault that came and was taken back at once shows only between the two."""
-    here = [position for position, commit in enumerate(commits) if commit.why]
-    before = [position - 1 for position, commit in enumerate(commits) if commit.undoes and position]
-    return frozenset((*here, *before))
+def before_undoing(commits: Sequence[Commit]) -> frozenset[int]:
+    """Positions right before those that take something back: a fault that came and went at once shows only there."""
+    return frozenset(position - 1 for position, commit in enumerate(commits) if commit.undoes and position)
 
 
 def _flag_words(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

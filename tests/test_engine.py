@@ -138,6 +138,25 @@ def test_a_good_head_accuses_nobody(make: Callable[..., Made]) -> None:
         assert answer.report["recommendation"]["action"] == "none"
 
 
+def test_a_path_that_came_and_was_gated_between_the_ends(tmp_path: Path) -> None:
+    """Absent at the good end, not taken at the bad end: neither can be tested, and all of the story lies between."""
+    written = demo.write_history(tmp_path / "repo")
+    request = Request(
+        repo=written.path, target="demo", good=written.story2_good, bad=written.tip, paths=("fused",),
+        cases=("e2e-neox-h32-decode",), suite="smoke", out=tmp_path / "out",
+    )  # fmt: skip
+    answer = engine.run(request, lambda line: None)
+    assert answer.exit_code == conclude.EXIT_CONFIRMED
+    assert told(answer) == [("introduced", [written.culprit2], True), ("gated", [written.gated], False)]
+
+
+def test_nothing_can_be_tested(make: Callable[..., Made]) -> None:
+    made = make("aaa")
+    answer = made.run()
+    assert (answer.exit_code, told(answer)) == (conclude.EXIT_SUSPECTS, [])
+    assert answer.report["status"] == "untestable"
+
+
 def test_both_ends_bad(make: Callable[..., Made]) -> None:
     """Alike: the machine is at fault. Unlike: the good end does not hold, and an older commit is named."""
     made = make("..YYYXX")
@@ -278,6 +297,23 @@ def test_skips_and_suspects(make: Callable[..., Made]) -> None:
     looked = made.run(first=True, suspect=(made.shas[6],), out=made.out.with_name("suspect"), rerun=True)
     assert told(looked) == [("introduced", made.at(6), True)]
     assert set(measured(looked)) == set(made.at(0, 5, 6, 11)), "the suspect and its parent, and both ends"
+
+
+def test_an_end_cannot_be_skipped(make: Callable[..., Made]) -> None:
+    made = make("..XX")
+    with pytest.raises(UsageError, match="end of the range"):
+        made.run(skip=(made.shas[3],))
+    marked = make_marked(made)
+    assert (marked.exit_code, marked.report["status"]) == (conclude.EXIT_SUSPECTS, "untestable")
+
+
+def make_marked(made: Made) -> engine.Answer:
+    """Both ends marked untestable by hand, after they were measured."""
+    out = made.out.with_name("marked")
+    made.run(out=out, max_evals=2)
+    for sha in made.at(0, 3):
+        marking.mark(out, sha, "skip", "")
+    return made.run(out=out, resume=True)
 
 
 def test_two_devices_give_the_same_answer(make: Callable[..., Made]) -> None:

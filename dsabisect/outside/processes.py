@@ -91,12 +91,18 @@ def memory(pids: Sequence[int], limit: int) -> int:
     """Bytes of anonymous and shared memory of ``pids`` together.
 
     Pages that forked processes share are counted once each in the cheap sum, so that a sum over ``limit`` is checked
-    with the proportional share (Pss) before it is believed.
+    with the proportional share (Pss) before it is believed, and that once more: a process that ends while the others
+    are being read leaves them its share, which is then counted twice.
     """
     cheap = sum(_sum_fields(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:")) for pid in pids)
     if cheap <= limit:
         return cheap
-    return sum(_sum_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for pid in pids) or cheap
+    shares = _shares(pids)
+    return (min(shares, _shares(pids)) if shares > limit else shares) or cheap
+
+
+def _shares(pids: Sequence[int]) -> int:
+    return sum(_sum_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for pid in pids)
 
 
 def _sum_fields(file: str, names: tuple[str, ...]) -> int:

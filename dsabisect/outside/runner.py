@@ -156,7 +156,12 @@ class Runner:
         if os.WIFSIGNALED(ended.status):
             return failures.crash(ended.status, text, checkout)
         line = failures.first_error(text) or f"{step.title} exited {os.WEXITSTATUS(ended.status)}"
-        return Failure(type="BuildFailed", message=line, signature=failures.signature("", line), traceback=text[-2000:])
+        return Failure(
+            type="BuildFailed",
+            message=line,
+            signature=failures.signature("", line),
+            traceback=text.replace(f"{checkout}/", "")[-2000:],
+        )
 
     # ---- measuring ---------------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ class Plan:
 
     keys: Sequence[Hashable]  # one a position, equal for equal trees
     columns: tuple[Column, ...]
-    suspects: Collection[int] = ()
+    suspects: Collection[int] = ()  # commits that announce a change: looked at, and taken to be where a step lies
+    also: Collection[int] = ()  # looked at too, such as what stood right before a revert
     window: int = WINDOW
     series: dict[Column, dict[int, State]] = field(default_factory=dict)
     closed: set[Column] = field(default_factory=set)  # columns that are searched in another way, or not at all
@@ -76,7 +77,7 @@ class Plan:
         """The most useful probe now; None when every step is located and no window can hide."""
         groups = self._groups()
         ends = [(p, s, "end") for p in (0, self.last) for s in groups if p not in s]
-        asked = [(p, s, "suspect") for p in sorted(self.suspects) for s in groups if p not in s]
+        asked = [(p, s, "suspect") for p in sorted({*self.suspects, *self.also}) for s in groups if p not in s]
         for found in (ends, asked, self._inside_steps(groups), self._windows(groups)):
             if found:
                 position, _, why = min(found, key=lambda f: f[0])
@@ -129,7 +130,7 @@ class Plan:
     def _learns(self, series: Series, position: int) -> bool:
         if position in series:
             return False
-        if position in (0, self.last) or position in self.suspects:
+        if position in (0, self.last) or position in self.suspects or position in self.also:
             return True
         if any(step.after < position < step.upto for step in self._sought(series)):
             return True
@@ -155,7 +156,7 @@ class Plan:
 
     def _assuming(self, probe: Probe, side: int) -> Plan:
         plan = Plan(
-            keys=self.keys, columns=self.columns, suspects=self.suspects, window=self.window,
+            keys=self.keys, columns=self.columns, suspects=self.suspects, also=self.also, window=self.window,
             series={c: dict(s) for c, s in self.series.items()}, closed=set(self.closed),
         )  # fmt: skip
         for column in probe.columns:

@@ -177,7 +177,7 @@ def without_times(report: Mapping[str, Any]) -> Json:
     """
     moving = ("finished", "seconds")
     document = {key: value for key, value in report.items() if key not in moving}
-    document["run"] = {k: v for k, v in report["run"].items() if k not in ("started", "command")}
+    document["run"] = {k: v for k, v in report["run"].items() if k not in ("started", "command", "settings")}
     document["observations"] = [
         {k: v for k, v in observation.items() if k not in ("timing", "log")} for observation in report["observations"]
     ]

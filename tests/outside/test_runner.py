@@ -159,10 +159,16 @@ def test_the_environment_is_an_allow_list_with_private_folders(bench: Bench, mon
     assert got.proof["cwd"].startswith(work + "/scratch/") and not Path(got.proof["cwd"]).exists()
 
 
-def test_fresh_means_empty_caches_that_do_not_stay(bench: Bench) -> None:
-    (got,) = bench.measure(bench.cell(), fresh=True)
-    cache = next(i for i in got.proof["env"].split(",") if i.startswith("TRITON_CACHE_DIR=")).partition("=")[2]
-    assert "/jit/key." in cache and not Path(cache).exists()
+def test_jit_key_names_the_caches(bench: Bench) -> None:
+    """Builds with one key share what was compiled; a key that nobody had before has empty caches."""
+    seen = []
+    for name in ("kernels-a", "kernels-a", "kernels-b"):
+        (got,) = bench.measure(bench.cell(), jit_key=name)
+        cache = next(i for i in got.proof["env"].split(",") if i.startswith("TRITON_CACHE_DIR=")).partition("=")[2]
+        assert f"/jit/{name}/" in cache
+        seen.append(sorted(p.name for p in Path(cache).iterdir()))
+        (Path(cache) / "compiled").touch()
+    assert [("compiled" in names) for names in seen] == [False, True, False]
 
 
 def test_a_variable_that_torch_reads_when_it_is_loaded_takes_effect(bench: Bench) -> None:
