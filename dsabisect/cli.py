@@ -333,7 +333,10 @@ def cli() -> None:
 )
 @click.option("--skip", multiple=True, metavar="REV", help="Commit that cannot be tested; may be repeated.")
 @click.option(
-    "--skip-list", type=click.File(), metavar="FILE", help="File of such commits, one a line; # begins a comment."
+    "--skip-list",
+    type=click.File(encoding="utf-8", errors="replace"),
+    metavar="FILE",
+    help="File of such commits, one a line; # begins a comment.",
 )
 @click.option("--suspect", multiple=True, metavar="REV", help="Commit to look at first; may be repeated.")
 @click.option("--max-evals", type=click.IntRange(min=2), help="Stop after so many commits were measured.")

@@ -182,9 +182,19 @@ def _nothing_accused(
     session.journal.append("recommendation", {**to_json(recommendation), "columns": []})
     if ends.broken:
         return "the good endpoint does not hold", EXIT_GOOD_END
+    if search.next() is not None:
+        return "not finished: the budget is spent before anything was found", EXIT_SUSPECTS
+    if _untestable_between(search):
+        return "untestable between the ends", EXIT_SUSPECTS
     if not any(state.kind is Kind.GOOD for series in search.series.values() for state in series.values()):
         return "untestable", EXIT_SUSPECTS
     return "nothing diverges", EXIT_CLEAN
+
+
+def _untestable_between(search: Plan) -> bool:
+    """Was everything that was asked between the ends untestable?"""
+    between = [s for series in search.series.values() for p, s in series.items() if 0 < p < search.last]
+    return bool(between) and all(state.kind is Kind.SKIP for state in between)
 
 
 def _name(axis: Axis, finding: Finding) -> str:
@@ -231,6 +241,9 @@ def _confirm(
         held[column] = answer is None and not same
         if answer is not None:
             session.note(f"{column}: not confirmed: {answer}")
+            if {position - 1, position} & session.marked:
+                session.note(f"a mark at {axis[position].short} or right before it contradicts what was measured")
+                continue
             search.closed.add(column)
             tallies.begin(column, search, {position - 1: before, position: after})
     return Confirmation(held=held, parent=tuple(runs[parent.id][-1]), culprit=tuple(runs[culprit.id][-1]))
@@ -241,7 +254,8 @@ def disagreement(step: Step, parent: Sequence[Observation], culprit: Sequence[Ob
     for run, state in [*((run, step.old) for run in parent), *((run, step.new) for run in culprit)]:
         seen = timeline.state_of(run)
         fine = {Kind.GOOD, Kind.ABSENT}
-        if seen != state and not {seen.kind, state.kind} <= fine:
+        said = timeline.MARKED in (seen.signature, state.signature) and seen.kind is state.kind
+        if seen != state and not said and not {seen.kind, state.kind} <= fine:
             who = "the parent " if state is step.old else ""
             return f"{who}{run.sha[:9]} was {run.verdict.value} ({run.reason.value}) when run again: {run.detail}"
     if len(parent) < 2 or len(culprit) < 2:

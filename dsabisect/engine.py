@@ -29,7 +29,7 @@ from dsabisect.session import Request, Say, Session, commits_of, marks, now, ope
 CHECK_GOOD, CHECK_BAD, CHECK_SKIP = 0, 1, 125
 MARKED = {
     "good": timeline.GOOD,
-    "bad": State(kind=Kind.BAD, signature="marked"),
+    "bad": State(kind=Kind.BAD, signature=timeline.MARKED),
     "skip": State(kind=Kind.SKIP, signature="asked"),
 }
 
@@ -172,9 +172,11 @@ def _run(session: Session, history: History) -> tuple[str, int]:
     if empty and not request.first and not _hopeless(ends, search):
         session.say("neither end is bad: looking for what lies between")
     elif ends.hint:
+        if request.first and ends.status is judge.EndpointStatus.NOTHING_DIVERGES:
+            session.note("only both ends were measured: without --first the commits between are looked at too")
         session.note(ends.hint + (f". {_remedy(session, history, ends)}" if ends.remedy else ""))
     if ends.status is not judge.EndpointStatus.SEARCHABLE and (request.first or _hopeless(ends, search)):
-        return _not_searchable(session, ends, unknown=_unknown(search))
+        return _not_searchable(session, ends)
     sought = {column: failures[column] for column in ends.diverging} if request.first else {}
     search.closed |= {c for c in session.columns if request.first and c not in sought}
     _search(session, axis, search, sought)
@@ -188,11 +190,6 @@ def _hopeless(ends: judge.Endpoints, search: Plan) -> bool:
     """
     if ends.status is judge.EndpointStatus.GOOD_END_IS_BAD:
         return not ends.mended and not ends.steady
-    return _unknown(search)
-
-
-def _unknown(search: Plan) -> bool:
-    """Was nothing learnt at either end?"""
     seen = [series[p].kind for series in search.series.values() for p in (0, search.last) if p in series]
     return all(kind is Kind.SKIP for kind in seen)
 
@@ -226,6 +223,7 @@ def _take_marks(session: Session, axis: Axis, search: Plan, skipped: set[str]) -
         if position is None:
             session.note(f"{mark['sha'][:9]} changes nothing that matters here: marking it changes nothing")
             continue
+        session.marked.add(position)
         for column in session.columns:
             if mark["column"] in ("", str(column)):
                 search.series[column][position] = MARKED[mark["verdict"]]
@@ -245,10 +243,9 @@ def _ends(session: Session, axis: Axis, search: Plan) -> tuple[judge.Endpoints, 
     return judge.endpoints(good, bad), {o.column: judge.signature(o) for o in bad}
 
 
-def _not_searchable(session: Session, ends: judge.Endpoints, *, unknown: bool) -> tuple[str, int]:
-    """``unknown``: a person marked both ends as untestable, whatever was measured there."""
+def _not_searchable(session: Session, ends: judge.Endpoints) -> tuple[str, int]:
     status = ends.status
-    nothing = status is judge.EndpointStatus.NOTHING_DIVERGES and not unknown
+    nothing = status is judge.EndpointStatus.NOTHING_DIVERGES
     action = Action.NONE if nothing else Action.HOLD
     recommendation = Recommendation(action=action, because=(ends.hint,) if ends.hint else ())
     session.journal.append("recommendation", {**to_json(recommendation), "columns": []})

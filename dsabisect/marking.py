@@ -20,6 +20,11 @@ def mark(run_dir: Path, rev: str, verdict: str, column: str) -> str:
     with store.Journal.resume(run_dir) as journal:
         report = build.build(journal.events())
         change = _commit(report, rev, run_dir)
+        if change["id"] in (report["run"]["good"], report["run"]["bad"]):
+            raise UsageError(
+                f"{change['id'][:9]} is an end of the range and cannot be marked", where=str(run_dir),
+                remedy="Begin a run with another --good or --bad",
+            )  # fmt: skip
         known = {build.column_of(o) for o in report["observations"]}
         if column and column not in known:
             raise UsageError(

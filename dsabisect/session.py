@@ -75,6 +75,7 @@ class Session:
     say: Say
     began: float
     measured: set[str] = field(default_factory=set)  # commits that cost something
+    marked: set[int] = field(default_factory=set)  # positions of which a person said what they are
     flaky: set[Column] = field(default_factory=set)  # columns whose repeats disagreed
     spent: list[float] = field(default_factory=list)  # seconds of each evaluation that measured something
 

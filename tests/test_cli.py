@@ -70,6 +70,12 @@ def test_bad_revision(sandbox: Path, history: demo.DemoHistory, revision: str) -
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_skip_list_with_rubbish(sandbox: Path, history: demo.DemoHistory) -> None:
+    (sandbox / "skips").write_bytes(b"# fine\n\x00\xff\xfe x\n")
+    result = call("run", *run_args(history), "--skip-list", sandbox / "skips", cwd=sandbox)
+    fails(result, 128, "revision")
+
+
 def test_good_equals_bad(sandbox: Path, history: demo.DemoHistory) -> None:
     fails(call("run", *run_args(history, good=history.story2_bad), cwd=sandbox), 128, "same commit")
 

@@ -303,17 +303,32 @@ def test_an_end_cannot_be_skipped(make: Callable[..., Made]) -> None:
     made = make("..XX")
     with pytest.raises(UsageError, match="end of the range"):
         made.run(skip=(made.shas[3],))
-    marked = make_marked(made)
-    assert (marked.exit_code, marked.report["status"]) == (conclude.EXIT_SUSPECTS, "untestable")
-
-
-def make_marked(made: Made) -> engine.Answer:
-    """Both ends marked untestable by hand, after they were measured."""
-    out = made.out.with_name("marked")
-    made.run(out=out, max_evals=2)
+    made.run(out=made.out.with_name("marked"), max_evals=2)
     for sha in made.at(0, 3):
-        marking.mark(out, sha, "skip", "")
-    return made.run(out=out, resume=True)
+        with pytest.raises(UsageError, match="cannot be marked"):
+            marking.mark(made.out.with_name("marked"), sha, "skip", "")
+
+
+def test_no_all_clear_from_what_was_not_looked_at(make: Callable[..., Made]) -> None:
+    """Both ends good, and the budget ends, or everything between is skipped: that proves nothing."""
+    made = make("....XXXXXX....")
+    spent = made.run(max_evals=2)
+    assert (spent.exit_code, told(spent)) == (conclude.EXIT_SUSPECTS, [])
+    assert "budget" in spent.report["status"]
+    skipped = made.run(out=made.out.with_name("skipped"), skip=tuple(made.shas[1:-1]))
+    assert (skipped.exit_code, skipped.report["status"]) == (conclude.EXIT_SUSPECTS, "untestable between the ends")
+
+
+def test_a_mark_against_the_measurements_is_no_flake(make: Callable[..., Made]) -> None:
+    """The culprit called good: nobody else is accused for it, and the contradiction is said."""
+    made = make("...XXX")
+    made.run(first=True, max_evals=2)
+    marking.mark(made.out, made.shas[3], "good", "")
+    answer = made.run(first=True, resume=True)
+    assert answer.exit_code == conclude.EXIT_SUSPECTS
+    assert [(t["confirmed"], t["confidence"]) for t in answer.report["transitions"]] == [(False, 1.0)]
+    assert any("contradicts" in note for note in answer.report["notes"])
+    assert not any("does not repeat" in note for note in answer.report["notes"])
 
 
 def test_two_devices_give_the_same_answer(make: Callable[..., Made]) -> None:

@@ -30,6 +30,7 @@ class State:
     signature: str = ""  # of BAD: the failure; of SKIP: what keys the block
 
 
+MARKED = "marked"  # signature of a fault that a person said, whichever it is
 GOOD, ABSENT, OFF = State(kind=Kind.GOOD), State(kind=Kind.ABSENT), State(kind=Kind.OFF)
 Series = Mapping[int, State]
 FINE = (Kind.GOOD, Kind.ABSENT, Kind.OFF)
@@ -86,7 +87,8 @@ def _step(one: tuple[int, State], other: tuple[int, State]) -> Step:
 
 
 def _comes(old: State, new: State) -> bool:
-    return new.kind is Kind.BAD and (old.kind is not Kind.BAD or old.signature != new.signature)
+    same = old.signature == new.signature or MARKED in (old.signature, new.signature)
+    return new.kind is Kind.BAD and (old.kind is not Kind.BAD or not same)
 
 
 def state_at(series: Series, position: int) -> State | None:
