@@ -459,9 +459,11 @@ def undo(run_dir: Path) -> None:
     show_default=True,
     help="auto: what the run advises.",
 )
+@click.option("--change", default="", metavar="SHA", help="Another change of the timeline than the advice is about.")
 @click.option("--onto", default="", metavar="REV", help="Commit to propose it on. Default: the bad end of the run.")
 @click.option("--repo", type=click.Path(path_type=Path), help="The repository, if it is not where the run had it.")
 @click.option("--device", default="", help="Default: the run's.")
+@click.option("--calls", type=click.IntRange(min=0), help="Timed calls of each cell. Default: 30 on a GPU, 0 on a CPU.")
 @click.option("--branch", is_flag=True, help="Make the branch dsabisect/ACTION-SHA in the repository; nothing else.")
 @click.option("--push", default="", metavar="REMOTE", help="Push that branch too; prints the command first.")
 @click.option("--pr", "pull_request", is_flag=True, help="Open a pull request too, with `gh`.")

@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dsabisect import targets
 from dsabisect.errors import UsageError
+from dsabisect.indexer.cases import cost
 from dsabisect.model import Action, Column, Limits, Observation, Verdict, to_json
-from dsabisect.outside import store
+from dsabisect.outside import pages, store
 from dsabisect.outside.gitrepo import GitRepo
 from dsabisect.outside.pushing import Pushing
 from dsabisect.outside.workshop import Workshop
-from dsabisect.propose import actions, prove, pulltext
+from dsabisect.propose import actions, prove, pulltext, speed
+from dsabisect.propose.evidence import Evidence
 from dsabisect.report import build, text
 
 Say = Callable[[str], None]
 EXIT_PROPOSED, EXIT_NOT_PROVEN = 0, 1
+CALLS = 30  # of each cell that is timed on a GPU
 DEPENDENTS_LIMIT = 8  # later commits that are looked at when columns break
-KIND_WORDS = {
-    "revert": "the change is taken back as a whole",
-    "revert_hunk": "part of the change is taken back",
-    "gate": "a gate in the source: the path is off under the condition and stays on elsewhere",
-    "switch": "the default of the existing switch is turned round (no gate in the source could be made)",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,7 @@ class Wish:
 
     run_dir: Path
     action: str = "auto"  # auto | revert | revert_hunk | gate
+    change: str = ""  # sha of the change to act on; "" = the one that the run's advice is about
     onto: str = ""  # "" = the bad end of the run
     repo: Path | None = None
     device: str = ""  # "" = the run's
@@ -50,6 +49,7 @@ class Wish:
     force: bool = False
     reason: str = ""
     subsets: int = 60  # parts of a change that may be measured for one hunk
+    calls: int | None = None  # timed calls of each cell; None: 30 on a GPU, none elsewhere
     build_env: Mapping[str, str] = field(default_factory=dict)
     submodules: Mapping[str, Path] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class _Bench:
     onto: str
     say: Say
     columns: tuple[Column, ...] = ()
-    measure: prove.Measure | None = None
+    evaluator: Any = None  # evaluate.Evaluator, once something is to be measured
 
 
 def propose(wish: Wish, say: Say) -> Proposal:
@@ -86,7 +86,7 @@ def propose(wish: Wish, say: Say) -> Proposal:
     """
     if wish.force and not wish.reason.strip():
         raise UsageError("--force needs a reason", remedy='Say why: --force --reason "TEXT"')
-    report = build.build(store.read_events(wish.run_dir))
+    report = _about(build.build(store.read_events(wish.run_dir)), wish.change, wish.run_dir)
     given, first = report["recommendation"], report["first_diverging"]
     action = (given or {}).get("action", "none") if wish.action == "auto" else wish.action
     folder = wish.run_dir.absolute() / "proposal"
@@ -104,6 +104,24 @@ def propose(wish: Wish, say: Say) -> Proposal:
             return _made(bench, action, folder, stack)
     finally:
         shutil.rmtree(folder / "workshop", ignore_errors=True)
+
+
+def _about(report: dict[str, Any], change: str, run_dir: Path) -> dict[str, Any]:
+    """The report with another change of its timeline in the middle: what was exposed is taken back, hunk by hunk."""
+    given = report["recommendation"]
+    if not change or (given and given["change"].startswith(change.lower())):
+        return report
+    told = [t for t in report["transitions"] if t["kind"] in ("introduced", "exposed") and len(t["suspects"]) == 1]
+    mine = [t for t in told if len(change) >= 4 and t["suspects"][0].startswith(change.lower())]
+    if len({t["suspects"][0] for t in mine}) != 1:
+        known = ", ".join(dict.fromkeys(f"{t['suspects'][0][:9]} ({t['kind']})" for t in told)) or "none"
+        raise UsageError(f"{change!r} brought nothing in this run", where=str(run_dir), remedy=f"One of: {known}")
+    exposed = all(t["kind"] == "exposed" for t in mine)
+    first = build.first_diverging(report["range"]["commits"], mine, report["observations"])
+    advice = {"action": "revert_hunk" if exposed else "revert", "change": mine[0]["suspects"][0], "gate": None,
+              "because": [f"{len(mine)} columns: {mine[0]['kind']} here"], "missing": [], "verified": None,
+              "columns": [build.column_of(t) for t in mine]}  # fmt: skip
+    return {**report, "first_diverging": first, "recommendation": advice}
 
 
 # ---- HOLD ---------------------------------------------------------------------------------------------------
@@ -135,38 +153,46 @@ def _wider(report: Mapping[str, Any]) -> str:
 def _made(bench: _Bench, action: str, folder: Path, stack: ExitStack) -> Proposal:
     first, given = bench.report["first_diverging"], bench.report["recommendation"]
     culprit = (given or {}).get("change") or first["sha"]
-    parent = bench.workshop.repo.resolve(f"{culprit}^1")
     if action == "gate" and not (given or {}).get("gate"):
         raise UsageError("the run found no condition for a gate", where=str(bench.wish.run_dir),
                          remedy="Use --action revert, or measure more cases")  # fmt: skip
-    made = _change(bench, action, culprit, folder, stack)
+    measure = _measuring(bench, folder, stack)
+    made = _change(bench, action, culprit, measure)
+    if not made.refused and not _still_bad(bench, measure(bench.onto, _accused(bench))):
+        made = replace(made, tree="", refused=_mended_already(bench))
     if made.refused:
-        bench.say(made.refused)
-        return _write(bench, made, None, {}, folder, culprit)
-    message = pulltext.message(title=made.title, culprit=culprit, kind=made.kind, reason=first["detail"] or
-                               first["reason"], proof="see the pull request: old, new, new with this")  # fmt: skip
-    sha = bench.workshop.commit(tree=made.tree, parents=(bench.onto,), message=message,
-                                date=bench.workshop.date_of(bench.onto))  # fmt: skip
-    measure = _measure(bench, folder, stack)
+        bench.say(f"nothing is proposed: {made.refused}")
+        return _write(bench, made, Evidence(), folder, culprit)
+    words = {"title": made.title, "culprit": culprit, "kind": made.kind, "reason": first["detail"] or first["reason"]}
+    draft = _commit(bench, made, pulltext.message(**words, proof="not measured yet"))
     bench.say("proof: old, new, new with the action")
     kind = Action.REVERT if made.kind == "switch" else Action(made.kind)
+    parent = bench.workshop.repo.resolve(f"{culprit}^1")
     columns = _relevant_columns(bench, made.kind)
-    proof = prove.prove(action=kind, old=parent, new=bench.onto, applied=sha, columns=columns, measure=measure)
+    proof = prove.prove(action=kind, old=parent, new=bench.onto, applied=draft, columns=columns, measure=measure)
     dependents = _dependents(bench, proof, culprit, parent, measure) if made.kind == "revert" else {}
-    return _write(bench, made, proof, dependents, folder, culprit, sha=sha)
+    evidence = Evidence(proof=proof, dependents=dependents, speeds=_speeds(bench, proof, draft))
+    # The same tree again, now that there is something to say of it: what was measured is a tree, not a message.
+    run = bench.report["run"]
+    told = f"{proof.words}; {len(proof.rows)} cells on {run['device']['arch']}, golden set {run['golden']['key'][:12]}"
+    sha = _commit(bench, made, pulltext.message(**words, proof=told))
+    return _write(bench, made, evidence, folder, culprit, sha=sha)
 
 
-def _change(bench: _Bench, action: str, culprit: str, folder: Path, stack: ExitStack) -> actions.Made:
+def _commit(bench: _Bench, made: actions.Made, message: str) -> str:
+    shop = bench.workshop
+    return shop.commit(tree=made.tree, parents=(bench.onto,), message=message, date=shop.date_of(bench.onto))
+
+
+def _change(bench: _Bench, action: str, culprit: str, measure: prove.Measure) -> actions.Made:
     if action == "revert":
         return actions.by_revert(bench.workshop, culprit, bench.onto)
     if action == "gate":
         gate = bench.report["recommendation"]["gate"]
-        path = bench.report["first_diverging"]["column"].partition("/")[0]
-        forced = [c.partition("/")[0] for c in bench.report["recommendation"]["columns"]]
-        name = next((p for p in forced if p != "default"), path)
-        return actions.by_gate(bench.workshop, bench.onto, gate["predicate"], name, bench.target, gate["switch"])
-    broken = tuple(_column(name) for name in bench.report["recommendation"]["columns"])
-    measure = _measure(bench, folder, stack)
+        paths = [column.path for column in _accused(bench)]
+        path = next((p for p in paths if p not in _defaults(bench)), paths[0])
+        return actions.by_gate(bench.workshop, bench.onto, gate["predicate"], path, bench.target, gate["switch"])
+    broken = _accused(bench)
 
     def mends(sha: str) -> bool:
         return all(o.verdict is Verdict.GOOD for o in measure(sha, broken))
@@ -174,51 +200,103 @@ def _change(bench: _Bench, action: str, culprit: str, folder: Path, stack: ExitS
     return actions.by_hunks(bench.workshop, culprit, bench.onto, mends, bench.wish.subsets)
 
 
-def _column(name: str) -> Column:
-    path, _, case = name.partition("/")
-    return Column(path=path, case=case)
+def _still_bad(bench: _Bench, seen: Sequence[Observation]) -> bool:
+    """Is there something to mend?
+
+    Raises:
+        UsageError: these columns cannot be measured here, so that nobody knows.
+    """
+    skipped = [o for o in seen if o.verdict is Verdict.SKIP]
+    if any(o.verdict is Verdict.BAD for o in seen):
+        return True
+    if skipped:
+        raise UsageError(
+            f"{len(skipped)} of {len(seen)} columns give no answer at {bench.onto[:9]}: {skipped[0].detail}",
+            where=str(skipped[0].column), remedy="Measure where the run did: --device, --build-env, --submodule",
+        )  # fmt: skip
+    return False
+
+
+def _mended_already(bench: _Bench) -> str:
+    """No column that the finding is about is bad on top of what the action would be applied to."""
+    names = {str(column) for column in _accused(bench)}
+    later = {(t["kind"], t["suspects"][-1][:9]) for t in bench.report["transitions"]
+             if t["kind"] not in ("introduced", "exposed") and build.column_of(t) in names}  # fmt: skip
+    told = ", ".join(f"{kind} by {sha}" for kind, sha in sorted(later))
+    return f"nothing that it could mend is bad at {bench.onto[:9]}{f' ({told})' if told else ''}"
+
+
+def _accused(bench: _Bench) -> tuple[Column, ...]:
+    """The columns that the finding is about."""
+    names = bench.report["recommendation"]["columns"] or [bench.report["first_diverging"]["column"]]
+    return tuple(Column(path=path, case=case) for path, _, case in (name.partition("/") for name in names))
+
+
+def _defaults(bench: _Bench) -> set[str]:
+    """Names of the paths that force nothing."""
+    return {p.name for p in bench.target.PATHS if p.default_selection}
 
 
 def _relevant_columns(bench: _Bench, kind: str) -> tuple[Column, ...]:
     """All of them; a default alone only moves what a commit selects by itself."""
     if kind not in ("switch", "revert_hunk"):
         return bench.columns
-    default = {p.name for p in bench.target.PATHS if p.default_selection}
-    return tuple(c for c in bench.columns if c.path in default) or bench.columns
+    return tuple(c for c in bench.columns if c.path in _defaults(bench)) or bench.columns
 
 
 # ---- measuring ----------------------------------------------------------------------------------------------
 
 
-def _measure(bench: _Bench, folder: Path, stack: ExitStack) -> prove.Measure:
-    """The narrow way to the measuring side: a session on the private repository, opened at the first use."""
-    if bench.measure is not None:
-        return bench.measure
+def _measuring(bench: _Bench, folder: Path, stack: ExitStack) -> prove.Measure:
+    """The narrow way to the measuring side. Nothing is started before something is measured."""
+
+    def measure(sha: str, columns: Sequence[Column]) -> Sequence[Observation]:
+        from dsabisect import session
+
+        if bench.evaluator is None:
+            _open(bench, folder, stack)
+        seen = bench.evaluator.evaluate(sha, columns, purpose="verify")
+        bench.say(f"{sha[:9]}  {session.summary(seen)}")
+        return list(seen)
+
+    return measure
+
+
+def _open(bench: _Bench, folder: Path, stack: ExitStack) -> None:
+    """A session on the private repository, with what the run was made with."""
     from dsabisect import session
 
-    run = bench.report["run"]
+    run, wish = bench.report["run"], bench.wish
     kept = {name: given.get("value") for name, given in run.get("settings", {}).items()}
     cases = tuple(dict.fromkeys(o["case"] for o in bench.report["observations"]))
     request = session.Request(
         repo=bench.workshop.git_dir, target=run["target"], bad=bench.onto, paths=tuple(run["paths"]), cases=cases,
-        suite=run["suite"], device=bench.wish.device or run["device"]["name"], out=folder / "measured",
-        golden=tuple(map(Path, kept.get("golden") or ())), build_env=bench.wish.build_env or _pairs(kept, "build-env"),
-        submodules=bench.wish.submodules or {k: Path(v) for k, v in _pairs(kept, "submodule").items()},
-        limits=_limits(kept),
+        suite=run["suite"], device=wish.device or run["device"]["name"], out=folder / "measured",
+        golden=tuple(map(Path, kept.get("golden") or ())), build_env=wish.build_env or _pairs(kept, "build-env"),
+        submodules=wish.submodules or {k: Path(v) for k, v in _pairs(kept, "submodule").items()},
+        interpreter=kept.get("python") or sys.executable, limits=_limits(kept),
     )  # fmt: skip
     opened, _, _ = session.open_session(request, bench.say, stack)
-    evaluator = opened.evaluator
-    stack.callback(lambda: evaluator.close(keep=False))
+    bench.evaluator = opened.evaluator
+    stack.callback(lambda: opened.evaluator.close(keep=False))
     asked = {(o["path"], o["case"]) for o in bench.report["observations"]}
     bench.columns = tuple(c for c in opened.columns if (c.path, c.case) in asked)
 
-    def measure(sha: str, columns: Sequence[Column]) -> Sequence[Observation]:
-        seen = evaluator.evaluate(sha, columns, purpose="verify")
-        bench.say(f"{sha[:9]}  {session.summary(seen)}")
-        return seen
 
-    bench.measure = measure
-    return measure
+def _speeds(bench: _Bench, proof: prove.Proof, applied: str) -> tuple[speed.Speed, ...]:
+    """The default selection with and without the action, timed: on a GPU, or where it was asked for."""
+    device, calls = bench.wish.device or bench.report["run"]["device"]["name"], bench.wish.calls
+    calls = (CALLS if device.startswith("cuda") else 0) if calls is None else calls
+    cases = bench.evaluator.cases
+    columns = speed.columns_of(proof, _defaults(bench), lambda case: cost(cases[case])) if calls and proof.holds else ()
+    if not columns:
+        return ()
+    bench.say(f"speed: {len(columns)} cells, {calls} calls of each, {speed.ROUNDS} times in turns")
+
+    def timed(sha: str, columns: Sequence[Column], turn: int) -> Sequence[Observation]:
+        return list(bench.evaluator.evaluate(sha, columns, purpose="speed", turn=turn, calls=calls))
+
+    return speed.measure(bench.onto, applied, columns, timed)
 
 
 def _pairs(kept: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -256,22 +334,18 @@ def _dependents(
 
 
 def _write(
-    bench: _Bench,
-    made: actions.Made,
-    proof: prove.Proof | None,
-    dependents: Mapping[str, tuple[Column, ...]],
-    folder: Path,
-    culprit: str,
-    sha: str = "",
+    bench: _Bench, made: actions.Made, evidence: Evidence, folder: Path, culprit: str, sha: str = ""
 ) -> Proposal:
-    wish = bench.wish
+    wish, proof = bench.wish, evidence.proof
     holds = proof is not None and proof.holds
     forced = wish.reason if wish.force and sha and not holds else ""
-    body = pulltext.pull_request(_values(bench, made, proof, dependents, forced))
+    body = pulltext.body(bench.report, made, evidence, onto=bench.onto, defaults=_defaults(bench), forced=forced)
     store.write_text(folder / "pull.md", body)
     if proof is not None:
-        store.write_text(folder / "proof.json", json.dumps(to_json(proof), indent=1, sort_keys=True) + "\n")
-    branch = f"dsabisect/{made.kind}-{culprit[:9]}"
+        told = {"proof": to_json(proof), "speed": to_json(evidence.speeds)}
+        store.write_text(folder / "proof.json", json.dumps(told, indent=1, sort_keys=True) + "\n")
+    _record(bench, made, evidence)
+    branch = f"dsabisect/{made.kind.replace('_', '-')}-{culprit[:9]}"
     if not sha:
         _nothing_to_publish(wish, made.refused)
         return Proposal(markdown=body, exit_code=EXIT_PROPOSED, folder=folder)
@@ -283,6 +357,26 @@ def _write(
         return Proposal(markdown=body, exit_code=EXIT_NOT_PROVEN, folder=folder)
     _publish(bench, branch, sha, made.title, folder)
     return Proposal(markdown=body, exit_code=EXIT_PROPOSED, folder=folder, branch=branch, sha=sha)
+
+
+def _record(bench: _Bench, made: actions.Made, evidence: Evidence) -> None:
+    """Into the journal of the run, so that its report and its page show the proof; written anew."""
+    proof = evidence.proof
+    told: dict[str, Any] = {
+        "change": bench.report["recommendation"]["change"], "action": made.kind, "onto": bench.onto,
+        "holds": proof is not None and proof.holds, "said": made.refused or (proof.words if proof else ""),
+    }  # fmt: skip
+    if proof is not None:
+        for name in ("old", "new", "applied"):
+            side = {str(row.column): prove.shown(getattr(row, name)) for row in proof.rows}
+            told["action_applied" if name == "applied" else name] = side
+    told |= {"conflicts": [c.path for c in made.conflicts], "dependents": list(evidence.dependents),
+             "speed": pulltext.speed_lines(evidence.speeds)}  # fmt: skip
+    with store.Journal.resume(bench.wish.run_dir) as journal:
+        journal.append("proposal", told)
+        report = build.build(journal.events())
+    store.write_text(bench.wish.run_dir / "report.json", build.dumps(report))
+    pages.write(bench.wish.run_dir, report, bench.say)
 
 
 def _nothing_to_publish(wish: Wish, why: str) -> None:
@@ -308,44 +402,3 @@ def _publish(bench: _Bench, branch: str, sha: str, title: str, folder: Path) -> 
     bench.workshop.publish(branch, sha)
     for command in commands:
         pushing.run(command)
-
-
-def _values(
-    bench: _Bench,
-    made: actions.Made,
-    proof: prove.Proof | None,
-    dependents: Mapping[str, tuple[Column, ...]],
-    forced: str,
-) -> dict[str, Any]:
-    report, given = bench.report, bench.report["recommendation"]
-    first, run = report["first_diverging"], report["run"]
-    verdict = ""
-    if proof is not None:
-        verdict = (f"The proof holds: {len(proof.mended)} cells mended, none broken" if proof.holds
-                   else f"The proof failed: {proof.why_not}")  # fmt: skip
-    return {
-        "title": made.title, "advice": text.advice_line(given) if given else "none", "first": first,
-        "diverges": text.diverges(report, first), "onto": bench.onto, "kind_words": KIND_WORDS[made.kind],
-        "files": made.files if not made.refused else (), "notes": made.notes, "refused": made.refused,
-        "conflicts": actions.lines_of(made.conflicts), "rows": pulltext.table(proof.rows) if proof else [],
-        "verdict": verdict, "forced": forced, "why": text.because(report),
-        "dependents": [(sha, ", ".join(map(str, columns))) for sha, columns in dependents.items()],
-        "lost": pulltext.lost_lines(proof), "unknown": _unknown(report, proof),
-        "again": [text.again(report, sha) for sha in (first["parent"], first["sha"]) if sha],
-        "environment": sorted(run["environment"].items()), "golden": run["golden"]["key"],
-    }  # fmt: skip
-
-
-def _unknown(report: Mapping[str, Any], proof: prove.Proof | None) -> list[str]:
-    """What was not run: other devices, columns without an answer, speed."""
-    lines = [f"measured on {report['run']['device']['arch']} only; no other arch was run"]
-    if proof is None:
-        return [*lines, "nothing was built or measured for this proposal"]
-    skipped = [r.column for r in proof.rows if r.applied.verdict is Verdict.SKIP]
-    if skipped:
-        lines.append(f"{len(skipped)} cells gave no answer with the action: " + ", ".join(map(str, skipped[:5])))
-    if proof.still_bad:
-        lines.append(
-            f"{len(proof.still_bad)} cells are bad before and after: " + ", ".join(map(str, proof.still_bad[:5]))
-        )
-    return [*lines, "speed was not measured"]

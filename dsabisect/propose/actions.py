@@ -36,12 +36,12 @@ def by_revert(workshop: Workshop, culprit: str, onto: str) -> Made:
     if plan.existing:
         words = {"revert": "reverted", "reland": "relanded"}
         told = " and ".join(f"{words[e.kind]} by {e.change.short} (known by {e.by})" for e in plan.existing)
-        refused = f"{plan.culprit.short} is already {told}: nothing is proposed"
+        refused = f"{plan.culprit.short} is already {told}"
     elif plan.conflicts:
         refused = (f"a revert of {plan.culprit.short} conflicts in {len(plan.conflicts)} files: HOLD, or fix forward "
                    "on top of the later commits")  # fmt: skip
     elif not plan.tree:
-        refused = f"nothing of {plan.culprit.short} is left at {onto[:9]}: nothing is proposed"
+        refused = f"nothing of {plan.culprit.short} is left at {onto[:9]}"
     return Made(
         kind="revert", title=f'Revert "{plan.culprit.title}"', tree="" if refused else plan.tree, files=plan.files,
         refused=refused, conflicts=plan.conflicts, existing=plan.existing,
@@ -72,7 +72,7 @@ def by_hunks(workshop: Workshop, culprit: str, onto: str, mends: Callable[[str],
     chosen = [found[n] for n in answer.hunks]
     merged = workshop.merge(base=culprit, ours=onto, theirs=without(answer.hunks))
     files = workshop.differing(onto, merged.tree)
-    refused = "" if files else f"nothing of these hunks is left at {onto[:9]}: nothing is proposed"
+    refused = "" if files else f"nothing of these hunks is left at {onto[:9]}"
     if merged.conflicts:
         refused = f"these hunks conflict in {', '.join(merged.conflicts)}: HOLD, or fix forward"
     smallest = "no smaller part mends it" if answer.smallest else "no single hunk of these can be left out"

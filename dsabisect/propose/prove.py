@@ -43,6 +43,11 @@ class Proof:
         return bool(self.mended) and not self.not_mended and not self.newly_broken
 
     @property
+    def words(self) -> str:
+        """`12 cells mended, none broken`, or why it does not hold."""
+        return self.why_not or f"{len(self.mended)} cells mended, none broken"
+
+    @property
     def why_not(self) -> str:
         """ "" when it holds."""
         if self.not_mended:
@@ -87,6 +92,11 @@ def _breaks(row: Row, action: Action) -> bool:
         return _gone(applied) and not _gone(row.new) and action is Action.GATE
     brought = _gone(row.old)
     return not (action is not Action.GATE and brought and _gone(applied))
+
+
+def shown(observation: Observation) -> str:
+    """Verdict as reports show it: an absent path is neither good nor bad."""
+    return "absent" if observation.outcome is Outcome.ABSENT else observation.verdict.value
 
 
 def _gone(observation: Observation) -> bool:

@@ -8,25 +8,79 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsabisect.model import Column, Observation, Outcome
+from dsabisect.model import Column, Observation, Outcome, Verdict
+from dsabisect.propose import speed
+from dsabisect.propose.actions import Made, lines_of
 from dsabisect.report import markdown, text
 
 if TYPE_CHECKING:
+    from dsabisect.propose.evidence import Evidence
     from dsabisect.propose.prove import Proof, Row
 
 TEMPLATES = Path(__file__).parent / "templates"
 SUBJECT_LIMIT = 200
 
 
+KIND_WORDS = {
+    "revert": "the change is taken back as a whole",
+    "revert_hunk": "part of the change is taken back",
+    "gate": "a gate in the source: the path is off under the condition and stays on elsewhere",
+    "switch": "the default of the existing switch is turned round (no gate in the source could be made)",
+}
+
+
 class Inert(str):
     """Markdown that was made by us and is printed as it is."""
 
 
-def pull_request(values: Mapping[str, Any]) -> str:
+def body(
+    report: Mapping[str, Any], made: Made, evidence: Evidence, *, onto: str, defaults: Collection[str], forced: str
+) -> str:
+    """The pull-request body. ``defaults``: paths that force nothing; ``forced``: why a person goes on without proof."""
+    given, proof = report["recommendation"], evidence.proof
+    first, run = report["first_diverging"], report["run"]
+    verdict = f"The proof {'holds' if proof.holds else 'failed'}: {proof.words}" if proof is not None else ""
+    lost = lost_lines(proof)
+    if evidence.speeds:
+        lost += [f"time of the default selection: {line}" for line in speed_lines(evidence.speeds)]
+        lost += ["(medians of one call of the indexer, launched without a CUDA graph, the host's time included)"]
+    values = {
+        "title": made.title, "advice": text.advice_line(given) if given else "none", "first": first,
+        "diverges": text.diverges(report, first), "onto": onto, "kind_words": KIND_WORDS[made.kind],
+        "files": made.files if not made.refused else (), "notes": made.notes, "refused": made.refused,
+        "conflicts": lines_of(made.conflicts),
+        "rows": table(proof.rows, defaults) if proof else [],
+        "verdict": verdict, "forced": forced, "why": why(report),
+        "dependents": [(sha, ", ".join(map(str, columns))) for sha, columns in evidence.dependents.items()],
+        "lost": lost, "unknown": _unknown(report, evidence),
+        "again": [text.again(report, sha) for sha in (first["parent"], first["sha"]) if sha],
+        "environment": sorted(run["environment"].items()), "golden": run["golden"]["key"],
+    }  # fmt: skip
+    return _rendered(values)
+
+
+def _unknown(report: Mapping[str, Any], evidence: Evidence) -> list[str]:
+    """What was not run: other devices, columns without an answer, speed."""
+    proof = evidence.proof
+    lines = [f"measured on {report['run']['device']['arch']} only; no other arch was run"]
+    if proof is None:
+        return [*lines, "nothing was built or measured with this action"]
+    asked = {*proof.mended, *proof.lost}
+    skipped = [r.column for r in proof.rows if r.applied.verdict is Verdict.SKIP and r.column not in asked]
+    if skipped:
+        lines.append(f"{len(skipped)} cells gave no answer with the action: " + ", ".join(map(str, skipped[:5])))
+    if proof.still_bad:
+        lines.append(
+            f"{len(proof.still_bad)} cells are bad before and after: " + ", ".join(map(str, proof.still_bad[:5]))
+        )
+    return lines if evidence.speeds else [*lines, "speed was not measured"]
+
+
+def _rendered(values: Mapping[str, Any]) -> str:
     """The body as Markdown. ``values`` are the names that templates/pull.md prints."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -69,25 +123,60 @@ def message(*, title: str, culprit: str, kind: str, reason: str, proof: str) -> 
     return "\n".join([subject, "", *lines, ""])
 
 
-def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of the proof by path and telling facets: cells whose three answers are alike share a line."""
+def table(rows: Sequence[Row], defaults: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Rows of the proof: cells of a path whose three answers are alike share a line, named by the facets they share.
+
+    ``defaults``: paths that force nothing; for these the way that was taken is told too.
+    """
     grouped: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
-        facets = row.new.facets
-        told = " ".join(f"{k}={facets[k]}" for k in ("rope", "mode", "layout") if k in facets)
-        name = f"{row.column.path} {told}".strip()
-        key = (name, _side(row.old), _side(row.new), _side(row.applied))
-        grouped.setdefault(key, []).append(row)
-    return [{"name": n, "count": len(of), "old": a, "new": b, "applied": c} for (n, a, b, c), of in grouped.items()]
+        path = row.column.path
+        sides = [_side(seen, shown=path in defaults) for seen in (row.old, row.new, row.applied)]
+        grouped.setdefault((path, *sides), []).append(row)  # type: ignore[arg-type]
+    told = []
+    for (path, *sides), mine in grouped.items():
+        others = [r for r in rows if r.column.path == path and r not in mine]
+        name = " ".join([path, *_telling(mine, others)])
+        told.append({"name": name, "count": len(mine), **dict(zip(("old", "new", "applied"), sides, strict=True))})
+    return told
 
 
-def _side(seen: Observation) -> str:
-    """`good`, `bad: raised`, `off: takes split`, `absent`."""
+def _telling(mine: Sequence[Row], others: Sequence[Row]) -> list[str]:
+    """Facets whose values none of the ``others`` has; where no single one tells them apart, those that all share."""
+    names = [f for f in text.TELLING if all(f in r.new.facets for r in (*mine, *others))]
+    values = {f: sorted({str(r.new.facets[f]) for r in mine}) for f in names}
+    theirs = {f: {str(r.new.facets[f]) for r in others} for f in names}
+    apart = [f for f in names if others and not theirs[f] & set(values[f])]
+    shown = apart[:1] or [f for f in names if len(values[f]) == 1 and len(theirs[f]) > 1]
+    return [f"{f}={'/'.join(values[f])}" for f in shown]
+
+
+def _side(seen: Observation, *, shown: bool) -> str:
+    """`good`, `good (split)`, `bad: raised`, `off: the path is not taken`, `absent`."""
     if seen.outcome is Outcome.ABSENT:
         return "absent"
     if seen.outcome is Outcome.NOT_EXERCISED:
         return "off: the path is not taken"
-    return seen.verdict.value if seen.verdict.value == "good" else f"{seen.verdict.value}: {seen.reason.value}"
+    way = f" ({speed.way(seen)})" if shown and seen.outcome is Outcome.COMPLETED else ""
+    return seen.verdict.value + ("" if seen.verdict is Verdict.GOOD else f": {seen.reason.value}") + way
+
+
+def why(report: Mapping[str, Any]) -> list[str]:
+    """The reasons of the advice, the switch of a gate, and what is still missing."""
+    given = report["recommendation"]
+    if not given:
+        return []
+    switch = [f"the switch: {given['gate']['switch']}"] if given["gate"] and given["action"] == "gate" else []
+    return [*given["because"], *switch, *(f"missing: {line}" for line in given["missing"])]
+
+
+def speed_lines(found: Sequence[speed.Speed]) -> list[str]:
+    """`fused → split, 3 cells: 1.52 times the time (0.412 → 0.626 ms a call)`"""
+    return [
+        f"{s.without} → {s.applied}, {s.cells} cell{'s' if s.cells > 1 else ''}: {s.ratio:.2f} times the time"
+        f" ({s.without_ms:.3f} → {s.applied_ms:.3f} ms a call)"
+        for s in found
+    ]
 
 
 def lost_lines(proof: Proof | None) -> list[str]:

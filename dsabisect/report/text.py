@@ -52,6 +52,7 @@ def headline(report: Report) -> list[str]:
         _cut(_lead("DIVERGES") + diverges(report, first)),
         *_advice(report),
         *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", confirmed(report, first)),
+        *_proposed(report),
     ]
 
 
@@ -116,6 +117,16 @@ def _bad_cells(report: Report) -> list[str]:
 def _advice(report: Report) -> list[str]:
     given = report["recommendation"]
     return _wrapped("ADVICE", advice_line(given)) if given and given["action"] != "none" else []
+
+
+def _proposed(report: Report) -> list[str]:
+    """What `dsabisect propose` found when it carried the advice out."""
+    found = (report["recommendation"] or {}).get("verified")
+    if not found:
+        return []
+    return _wrapped(
+        "PROVEN" if found["holds"] else "PROPOSED", f"{found['action']} onto {found['onto'][:9]}: {found['said']}"
+    )
 
 
 def advice_line(given: Mapping[str, Any]) -> str:
