@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsabisect.errors import UsageError
+from dsabisect.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -60,9 +60,13 @@ def gate(source: str, *, switch: str, predicate: str, cls: str = "", name: str =
     Raises:
         NoGate: no class or several, no `__init__` of its own, a predicate over other names, a name that is taken,
             or a switch that a function assigns.
+        EnvironmentFault: libcst is not installed.
     """
-    import libcst as cst
-    from libcst import metadata
+    try:
+        import libcst as cst
+        from libcst import metadata
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault(f"{error.name} is not installed", remedy="pip install libcst") from error
 
     attribute = name or switch.split(".")[-1].lstrip("_").lower()
     if not attribute.isidentifier() or not all(part.isidentifier() for part in switch.split(".")):

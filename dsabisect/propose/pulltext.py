@@ -50,6 +50,7 @@ def body(
         lost += ["(medians of one call of the indexer, launched without a CUDA graph, the host's time included)"]
     values = {
         "title": made.title, "advice": text.advice_line(given) if given else "none", "first": first,
+        "label": "Exposed by" if made.kind == "revert_hunk" else "First diverging change",
         "diverges": text.diverges(report, first), "onto": onto, "kind_words": KIND_WORDS[made.kind],
         "files": made.files if not made.refused else (), "notes": made.notes, "refused": made.refused,
         "conflicts": lines_of(made.conflicts),
@@ -142,12 +143,12 @@ def table(rows: Sequence[Row], defaults: Collection[str] = ()) -> list[dict[str,
 
 
 def _telling(mine: Sequence[Row], others: Sequence[Row]) -> list[str]:
-    """Facets whose values none of the ``others`` has; where no single one tells them apart, those that all share."""
+    """The facet whose values none of the ``others`` has; where there is none, all in which some of them differ."""
     names = [f for f in text.TELLING if all(f in r.new.facets for r in (*mine, *others))]
     values = {f: sorted({str(r.new.facets[f]) for r in mine}) for f in names}
     theirs = {f: {str(r.new.facets[f]) for r in others} for f in names}
     apart = [f for f in names if others and not theirs[f] & set(values[f])]
-    shown = apart[:1] or [f for f in names if len(values[f]) == 1 and len(theirs[f]) > 1]
+    shown = apart[:1] or [f for f in names if not theirs[f] <= set(values[f])]
     return [f"{f}={'/'.join(values[f])}" for f in shown]
 
 
