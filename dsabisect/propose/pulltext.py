@@ -57,19 +57,20 @@ def body(
         "rows": table(proof.rows, defaults) if proof else [],
         "verdict": verdict, "forced": forced, "why": why(report),
         "dependents": [(sha, ", ".join(map(str, columns))) for sha, columns in evidence.dependents.items()],
-        "lost": lost, "unknown": _unknown(report, evidence),
+        "lost": lost, "unknown": _unknown(report, evidence, onto),
         "again": [text.again(report, sha) for sha in (first["parent"], first["sha"]) if sha],
         "environment": sorted(run["environment"].items()), "golden": run["golden"]["key"],
     }  # fmt: skip
     return _rendered(values)
 
 
-def _unknown(report: Mapping[str, Any], evidence: Evidence) -> list[str]:
+def _unknown(report: Mapping[str, Any], evidence: Evidence, onto: str) -> list[str]:
     """What was not run: other devices, columns without an answer, speed."""
     proof = evidence.proof
     lines = [f"measured on {report['run']['device']['arch']} only; no other arch was run"]
     if proof is None:
-        return [*lines, "nothing was built or measured with this action"]
+        check = text.again(report, onto)
+        return [*lines, "nothing was built or measured with this action", f"whether {onto[:9]} is bad: {check}"]
     asked = {*proof.mended, *proof.lost}
     skipped = [r.column for r in proof.rows if r.applied.verdict is Verdict.SKIP and r.column not in asked]
     if skipped:
@@ -175,7 +176,7 @@ def speed_lines(found: Sequence[speed.Speed]) -> list[str]:
     """`fused → split, 3 cells: 1.52 times the time (0.412 → 0.626 ms a call)`"""
     return [
         f"{s.without} → {s.applied}, {s.cells} cell{'s' if s.cells > 1 else ''}: {s.ratio:.2f} times the time"
-        f" ({s.without_ms:.3f} → {s.applied_ms:.3f} ms a call)"
+        f" ({s.without_ms:.3f} → {s.applied_ms:.3f} ms a call; turns differ by up to {100 * s.spread:.0f} %)"
         for s in found
     ]
 

@@ -28,6 +28,7 @@ class Speed:
     without_ms: float  # median over the cells
     applied_ms: float
     ratio: float  # applied / without, median over the cells: above 1 is slower
+    spread: float  # most that the turns of one tree and cell differ, as a share: a smaller change of ratio says nothing
 
 
 def columns_of(proof: Proof, defaults: Collection[str], cost: Callable[[str], int]) -> tuple[Column, ...]:
@@ -46,24 +47,26 @@ def columns_of(proof: Proof, defaults: Collection[str], cost: Callable[[str], in
 
 def measure(new: str, applied: str, columns: Sequence[Column], timed: Timed) -> tuple[Speed, ...]:
     """Time ``columns`` at both commits, in turns; () where the probe times nothing."""
-    seen = [(timed(new, columns, turn), timed(applied, columns, turn)) for turn in range(ROUNDS)]
-    kinds: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    turns = [(timed(new, columns, turn), timed(applied, columns, turn)) for turn in range(ROUNDS)]
+    kinds: dict[tuple[str, str], list[tuple[list[float], list[float]]]] = {}
     for at in range(len(columns)):
-        pairs = [(one[at], other[at]) for one, other in seen]
-        if all(o.speed for pair in pairs for o in pair):
-            key = (way(pairs[0][0]), way(pairs[0][1]))
-            kinds.setdefault(key, []).append((_best([one for one, _ in pairs]), _best([other for _, other in pairs])))
-    return tuple(
-        Speed(
-            without=before, applied=after, cells=len(times), without_ms=1e3 * median(a for a, _ in times),
-            applied_ms=1e3 * median(b for _, b in times), ratio=median(b / a for a, b in times),
-        )
-        for (before, after), times in kinds.items()
+        seen = [(before[at], after[at]) for before, after in turns]
+        if all(o.speed for pair in seen for o in pair):
+            key = (way(seen[0][0]), way(seen[0][1]))
+            kinds.setdefault(key, []).append(
+                ([a.speed["median"] for a, _ in seen], [b.speed["median"] for _, b in seen])
+            )
+    return tuple(_speed(before, after, cells) for (before, after), cells in kinds.items())
+
+
+def _speed(without: str, applied: str, cells: Sequence[tuple[list[float], list[float]]]) -> Speed:
+    """``cells``: for each cell the medians of its turns, without the action and with it, in seconds."""
+    best = [(min(a), min(b)) for a, b in cells]
+    return Speed(
+        without=without, applied=applied, cells=len(cells), without_ms=1e3 * median(a for a, _ in best),
+        applied_ms=1e3 * median(b for _, b in best), ratio=median(b / a for a, b in best),
+        spread=max(max(turns) / min(turns) - 1 for cell in cells for turns in cell),
     )  # fmt: skip
-
-
-def _best(observations: Sequence[Observation]) -> float:
-    return min(o.speed["median"] for o in observations)
 
 
 def way(observation: Observation) -> str:
