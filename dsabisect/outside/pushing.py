@@ -44,7 +44,8 @@ class Pushing:
             raise UsageError(
                 f"{self.remote!r} is no remote", where=str(self.repo.path), remedy="`git remote -v` lists them"
             )
-        default = self._ask("symbolic-ref", "--short", f"refs/remotes/{self.remote}/HEAD").rpartition("/")[2]
+        default = self._ask("symbolic-ref", "--short", f"refs/remotes/{self.remote}/HEAD")
+        default = default.removeprefix(f"{self.remote}/")
         if not BRANCH.fullmatch(self.branch) or self.branch in (*PROTECTED, default):
             raise UsageError(f"{self.branch!r} is protected or no branch of ours: it is not pushed to")
         commands = [

@@ -19,7 +19,7 @@ from dsabisect.outside.gitrepo import REGULAR, GitRepo
 from dsabisect.outside.gitrepo import _git as run_git
 
 WHO = "dsabisect <dsabisect@invalid>"  # `git commit --amend --reset-author` makes it the person's own
-BRANCH = re.compile(r"dsabisect/[a-z_]+-[0-9a-f]{7,64}")
+BRANCH = re.compile(r"dsabisect/[a-z]+(?:-[a-z]+)*-[0-9a-f]{7,64}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,12 +100,13 @@ def _finalize(value: object) -> str:
 
 
 def _code(value: object) -> Inert:
-    return Inert(markdown.code(value))
+    """A code span; what has nothing that can be shown comes as its escapes."""
+    return Inert(markdown.code(value if text.plain(value, 300).strip() else ascii(str(value))))
 
 
 def _codecell(value: object) -> Inert:
     """A pipe would end the cell even inside a code span."""
-    return Inert(markdown.code(value).replace("|", "\\|"))
+    return Inert(_code(value).replace("|", "\\|"))
 
 
 def _fence(lines: Sequence[object]) -> Inert:
