@@ -173,8 +173,8 @@ def _made(bench: _Bench, action: str, folder: Path, stack: ExitStack) -> Proposa
     dependents = _dependents(bench, proof, culprit, parent, measure) if made.kind == "revert" else {}
     evidence = Evidence(proof=proof, dependents=dependents, speeds=_speeds(bench, proof, draft))
     # The same tree again, now that there is something to say of it: what was measured is a tree, not a message.
-    run = bench.report["run"]
-    told = f"{proof.words}; {len(proof.rows)} cells on {run['device']['arch']}, golden set {run['golden']['key'][:12]}"
+    run, measured = bench.report["run"], prove.cells(len(proof.rows))
+    told = f"{proof.words}; {measured} on {run['device']['arch']}, golden set {run['golden']['key'][:12]}"
     sha = _commit(bench, made, pulltext.message(**words, proof=told))
     return _write(bench, made, evidence, folder, culprit, sha=sha)
 

@@ -45,7 +45,7 @@ class Proof:
     @property
     def words(self) -> str:
         """`12 cells mended, none broken`, or why it does not hold."""
-        return self.why_not or f"{len(self.mended)} cells mended, none broken"
+        return self.why_not or f"{cells(len(self.mended))} mended, none broken"
 
     @property
     def why_not(self) -> str:
@@ -92,6 +92,10 @@ def _breaks(row: Row, action: Action) -> bool:
         return _gone(applied) and not _gone(row.new) and action is Action.GATE
     brought = _gone(row.old)
     return not (action is not Action.GATE and brought and _gone(applied))
+
+
+def cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def shown(observation: Observation) -> str:

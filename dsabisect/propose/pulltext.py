@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dsabisect.model import Column, Observation, Outcome, Verdict
 from dsabisect.propose import speed
 from dsabisect.propose.actions import Made, lines_of
+from dsabisect.propose.prove import cells
 from dsabisect.report import markdown, text
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def why(report: Mapping[str, Any]) -> list[str]:
 def speed_lines(found: Sequence[speed.Speed]) -> list[str]:
     """`fused → split, 3 cells: 1.52 times the time (0.412 → 0.626 ms a call)`"""
     return [
-        f"{s.without} → {s.applied}, {s.cells} cell{'s' if s.cells > 1 else ''}: {s.ratio:.2f} times the time"
+        f"{s.without} → {s.applied}, {cells(s.cells)}: {s.ratio:.2f} times the time"
         f" ({s.without_ms:.3f} → {s.applied_ms:.3f} ms a call; turns differ by up to {100 * s.spread:.0f} %)"
         for s in found
     ]
@@ -191,7 +192,7 @@ def lost_lines(proof: Proof | None) -> list[str]:
         gone = row.applied.outcome in (Outcome.ABSENT, Outcome.NOT_EXERCISED)
         if gone and row.new.outcome not in (Outcome.ABSENT, Outcome.NOT_EXERCISED):
             by_path.setdefault(row.column.path, []).append(row.column)
-    return [f"path {path} is not taken any more in {len(columns)} cells" for path, columns in sorted(by_path.items())]
+    return [f"path {path} is not taken any more in {cells(len(columns))}" for path, columns in sorted(by_path.items())]
 
 
 def command(words: Sequence[str]) -> str:

@@ -119,14 +119,17 @@ def _advice(report: Report) -> list[str]:
     return _wrapped("ADVICE", advice_line(given)) if given and given["action"] != "none" else []
 
 
-def _proposed(report: Report) -> list[str]:
-    """What `dsabisect propose` found when it carried the advice out."""
+def proposed(report: Report) -> tuple[str, str] | None:
+    """(Proven or Proposed, what `dsabisect propose` found when it carried the advice out)."""
     found = (report["recommendation"] or {}).get("verified")
     if not found:
-        return []
-    return _wrapped(
-        "PROVEN" if found["holds"] else "PROPOSED", f"{found['action']} onto {found['onto'][:9]}: {found['said']}"
-    )
+        return None
+    return ("Proven" if found["holds"] else "Proposed"), f"{found['action']} onto {found['onto'][:9]}: {found['said']}"
+
+
+def _proposed(report: Report) -> list[str]:
+    told = proposed(report)
+    return _wrapped(told[0].upper(), told[1]) if told else []
 
 
 def advice_line(given: Mapping[str, Any]) -> str:

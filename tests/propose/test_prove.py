@@ -87,7 +87,7 @@ def test_what_is_lost_and_what_stays_bad() -> None:
     assert (found.lost, found.still_bad) == (
         (Column(path="native", case="neox"),), (Column(path="paged", case="long"),)
     )  # fmt: skip
-    assert pulltext.lost_lines(found) == ["path native is not taken any more in 1 cells"]
+    assert pulltext.lost_lines(found) == ["path native is not taken any more in 1 cell"]
 
 
 def test_dependents_are_later_changes_whose_columns_need_the_culprit() -> None:
