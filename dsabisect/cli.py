@@ -452,17 +452,39 @@ def undo(run_dir: Path) -> None:
 
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--action", type=click.Choice(["auto", "revert", "gate"]), default="auto", show_default=True)
-def propose(run_dir: Path, action: str) -> None:
-    """Print the advice of a run as pull-request text. Nothing is written, nothing is pushed."""
-    from dsabisect.outside import store
-    from dsabisect.report import build, markdown
+@click.option(
+    "--action",
+    type=click.Choice(["auto", "revert", "revert_hunk", "gate"]),
+    default="auto",
+    show_default=True,
+    help="auto: what the run advises.",
+)
+@click.option("--change", default="", metavar="SHA", help="Another change of the timeline than the advice is about.")
+@click.option("--onto", default="", metavar="REV", help="Commit to propose it on. Default: the bad end of the run.")
+@click.option("--repo", type=click.Path(path_type=Path), help="The repository, if it is not where the run had it.")
+@click.option("--device", default="", help="Default: the run's.")
+@click.option("--calls", type=click.IntRange(min=0), help="Timed calls of each cell. Default: 30 on a GPU, 0 on a CPU.")
+@click.option("--branch", is_flag=True, help="Make the branch dsabisect/ACTION-SHA in the repository; nothing else.")
+@click.option("--push", default="", metavar="REMOTE", help="Push that branch too; prints the command first.")
+@click.option("--pr", "pull_request", is_flag=True, help="Open a pull request too, with `gh`.")
+@click.option("--dry-run", is_flag=True, help="Print what --branch, --push and --pr would do, and do nothing.")
+@click.option("--force", is_flag=True, help="Go on although the proof failed; needs --reason.")
+@click.option("--reason", default="", help="Why; printed in the proposal.")
+@click.option("--build-env", "build_env", multiple=True, callback=pairs, metavar="K=V", help="Default: the run's.")
+@click.option(
+    "--submodule", "submodules", multiple=True, callback=pairs, metavar="NAME=PATH", help="Default: the run's."
+)
+def propose(submodules: dict[str, str], **given: Any) -> None:
+    """Make the advised change, measure it, and write patch, proof and pull-request text to RUN_DIR/proposal.
 
-    document = build.build(store.read_events(run_dir))
-    advised = (document["recommendation"] or {}).get("action", "none")
-    if action != "auto" and action != advised:
-        say(f"the run advises {advised}, not {action}: no proof of {action} was made")
-    tell(markdown.render(document))
+    Exit codes: 0 proven, or plainly nothing to propose (HOLD, already reverted, conflicts); 1 the proof failed.
+    """
+    from dsabisect import proposing
+
+    wish = proposing.Wish(submodules={name: Path(path) for name, path in submodules.items()}, **given)
+    proposal = proposing.propose(wish, say)
+    tell(proposal.markdown)
+    sys.exit(proposal.exit_code)
 
 
 @cli.command()

@@ -43,7 +43,7 @@ from dsabisect.outside.runner import Runner
 from dsabisect.reason import judge
 from dsabisect.relevance import Relevance
 
-AGAIN = ("confirm", "flake")  # purposes whose cells are measured although their answer is known
+AGAIN = ("confirm", "flake", "speed")  # purposes whose cells are measured although their answer is known
 RUNS = ("a", "b", "a")  # poison patterns, in order: run 1 shows poison, run 2 shows repeats
 
 
@@ -207,10 +207,13 @@ class Evaluator:
 
     # ---- measuring ---------------------------------------------------------------------------------------
 
-    def evaluate(self, sha: str, columns: Sequence[Column], *, purpose: str, turn: int = 0) -> list[Observation]:
+    def evaluate(
+        self, sha: str, columns: Sequence[Column], *, purpose: str, turn: int = 0, calls: int = 0
+    ) -> list[Observation]:
         """Observations of ``columns`` at ``sha``, in that order; equal builds share one measurement.
 
-        Purpose ``flake`` measures anew each ``turn``: what is asked then is whether the answer repeats.
+        Purpose ``flake`` measures anew each ``turn``: what is asked then is whether the answer repeats. ``calls`` of
+        each cell are timed besides (purpose ``speed``), where its probe can do that.
         """
         began = time.monotonic()
         build, jit_key = self.build_of(sha), self.jit_key(sha)
@@ -222,8 +225,9 @@ class Evaluator:
             try:
                 spent = {"lookup": looked_up, **prepared.timing}
                 for observation in self._measure(
-                    prepared, missing, purpose=purpose, turn=turn, key=build.key, jit_key=jit_key, spent=spent
-                ):
+                    prepared, missing, purpose=purpose, turn=turn, key=build.key, jit_key=jit_key, spent=spent,
+                    calls=calls,
+                ):  # fmt: skip
                     found[observation.column] = observation
                     if purpose not in AGAIN:
                         self.known[build.key, observation.column] = observation
@@ -333,6 +337,7 @@ class Evaluator:
         spent: Mapping[str, float],
         turn: int = 0,
         about: str = "",
+        calls: int = 0,
     ) -> Iterator[Observation]:
         """``spent``: seconds that led up to this, counted once: on the first cell."""
         of_run = {"purpose": purpose, "turn": turn, "about": about}
@@ -345,7 +350,7 @@ class Evaluator:
         outputs = self.run_dir / "work" / "outputs" / key
         shutil.rmtree(outputs, ignore_errors=True)
         self._checked.clear()
-        cells = [self._cell(column, outputs) for column in columns]
+        cells = [self._cell(column, outputs, calls) for column in columns]
         measurements = self.runner.measure(
             build_key=key,
             checkout=prepared.checkout,
@@ -371,11 +376,13 @@ class Evaluator:
             path=column.path, case=column.case, outcome=Outcome.BUILD_FAILED, failure=failure, detail=failure.message
         )
 
-    def _cell(self, column: Column, outputs: Path) -> Cell:
+    def _cell(self, column: Column, outputs: Path, calls: int) -> Cell:
+        path = self.paths[column.path]
+        timed = {"timed_calls": calls} if calls else {}
         out = outputs / hashlib.sha256(str(column).encode()).hexdigest()[:16]
         out.mkdir(parents=True, exist_ok=True)
         return Cell(
-            path=self.paths[column.path],
+            path=replace(path, settings={**path.settings, **timed}),
             case=self.cases[column.case],
             inputs=self._input_files(column.case),
             out=str(out),
@@ -447,6 +454,7 @@ class Evaluator:
             notes=measurement.notes,
             repeats=len(measurement.outputs) or 1,
             timing={name: round(value, 6) for name, value in timing.items()},
+            speed=measurement.speed,
             log=measurement.log,
             **of_run,
         )

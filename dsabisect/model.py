@@ -226,6 +226,7 @@ class Observation:
     notes: tuple[str, ...] = ()  # advice lines from the probe, such as an unclear error
     repeats: int = 1
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds by part
+    speed: Mapping[str, float] = field(default_factory=dict)  # of timed calls: calls, median, low, high (quartiles), s
     log: str = ""  # relative to logs/ in the run folder
     purpose: str = "search"  # endpoint | search | confirm | flake | check | verify
     source: str = "measured"  # measured | twin (another commit of this run with the same tree) | cache (an earlier run)
@@ -328,6 +329,7 @@ class Measurement:
     stood_in: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
+    speed: Mapping[str, float] = field(default_factory=dict)  # see Observation
     log: str = ""
 
 

@@ -22,7 +22,7 @@ LEVELS = (
     ("indexer", "reason", "report"),
     ("outside", "targets", "propose", "demo", "terminal"),
     ("engine", "evaluate", "session", "conclude", "relevance", "flaky", "marking"),
-    ("stories", "calibrate", "pytest_plugin"),
+    ("stories", "calibrate", "pytest_plugin", "proposing"),
     ("cli",),
     ("__main__",),
 )

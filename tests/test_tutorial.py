@@ -32,4 +32,7 @@ def test_every_command_of_the_tutorial_in_order(tmp_path: Path) -> None:
     assert f"CULPRIT{shown}" in printed  # the lines that the page promises
     assert (tmp_path / "tour/run-fused/report.html").stat().st_size < 1_000_000
     assert (tmp_path / "fused.html").read_text().startswith("<!doctype html>")
+    assert "The proof holds: 12 cells mended, none broken" in (tmp_path / "tour/run-fused/proposal/pull.md").read_text()
+    refs = subprocess.run(["git", "-C", "tour/miniindexer", "branch"], cwd=tmp_path, capture_output=True, text=True)
+    assert "dsabisect/gate-b3d60b277" in refs.stdout
     assert (tmp_path / "junit.xml").read_text().count("<testcase ") == 36

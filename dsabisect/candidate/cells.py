@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,12 +99,13 @@ def _measured(
     proof: dict[str, str] = {}
     notes: dict[str, None] = {}
     stood_in: dict[str, None] = {}
+    speed: dict[str, float] = {}
     for number, name in enumerate(cell["inputs"]):
         inputs = {key: value.clone() for key, value in loaded[name].items()}
         began = time.monotonic()
         try:
             with _phase("run"):
-                ran = opened.run(cell["path"], cell["case"], inputs)
+                ran = opened.run(_untimed(cell["path"]) if number else cell["path"], cell["case"], inputs)
         except _Failed as failed:
             ending = _decided(failed.__cause__)
             if ending is None:
@@ -119,6 +121,7 @@ def _measured(
             proof.update({str(k): str(v) for k, v in ran.proof.items()})
             notes.update(dict.fromkeys(map(str, ran.notes)))
             stood_in.update(dict.fromkeys(map(str, ran.stood_in)))
+            speed = speed or _speed(ran.seconds)
         if not proof:
             return {"outcome": "not_exercised", "detail": "the probe could not prove which path ran", "timing": timing}
         with _phase("write"), _timed(timing, "write"):
@@ -126,7 +129,21 @@ def _measured(
     return {
         "outcome": "completed", "runs": len(cell["inputs"]), "proof": proof, "notes": list(notes),
         "stood_in": list(stood_in), "timing": timing,
+        "speed": speed,
     }  # fmt: skip
+
+
+def _untimed(path: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``path`` without the wish for timed calls: the first run is enough for them."""
+    return {**path, "settings": {k: v for k, v in path.get("settings", {}).items() if k != "timed_calls"}}
+
+
+def _speed(seconds: tuple[float, ...]) -> dict[str, float]:
+    """Median and quartiles of timed calls, in seconds; {} when there are none."""
+    if len(seconds) < 2:
+        return {}
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return {"calls": len(seconds), "median": median, "low": low, "high": high}
 
 
 def _decided(error: BaseException | None) -> dict[str, Any] | None:

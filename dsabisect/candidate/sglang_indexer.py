@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsabisect.candidate.probes import Absent, HarnessFault, NotExercised, Ran
+from dsabisect.candidate.probes import Absent, HarnessFault, NotExercised, Ran, repeated
 from dsabisect.candidate.sglang_loaded import Loaded
 from dsabisect.candidate.sglang_surroundings import PAGE, ForwardMode, Given, LayerNorm, Pool, ReplicatedLinear
 
@@ -163,15 +163,17 @@ def run(loaded: Loaded, path: Mapping[str, Any], case: Mapping[str, Any], inputs
         loaded.configure(any_next_n=layout == "native" and int(batch.extend_lens.max()) > 2)
         metadata = Metadata(batch, lens_2d)
         loaded.calls.clear()
-        forward(loaded, indexer, batch, metadata, rows_of(put["x"], batch, inputs["seq_lens"]), put["q_lora"])
-    loaded.swallowed()
-    proof |= proof_of(loaded, lens_2d)
-    logits = gather(metadata, batch)
-    check(name, layout, mode, proof)
+        x, q_lora = rows_of(put["x"], batch, inputs["seq_lens"]), put["q_lora"]
+        forward(loaded, indexer, batch, metadata, x, q_lora)
+        loaded.swallowed()
+        proof |= proof_of(loaded, lens_2d)
+        logits = gather(metadata, batch)
+        check(name, layout, mode, proof)
+        seconds = repeated(path, device, lambda: forward(loaded, indexer, batch, metadata, x, q_lora))
     notes: tuple[str, ...] = ()
     if proof.get("path") == "split" and "fused_store_index_k_cache" not in loaded.calls.names:
         notes = ("the store kernel of this commit did not come up: keys went through act_quant and SetKAndS",)
-    return Ran(outputs={"logits": logits}, proof=proof, notes=notes, stood_in=loaded.record.stood_in())
+    return Ran(outputs={"logits": logits}, proof=proof, notes=notes, stood_in=loaded.record.stood_in(), seconds=seconds)
 
 
 # ---- the indexer -------------------------------------------------------------------------------------------

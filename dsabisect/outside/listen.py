@@ -106,6 +106,7 @@ def _decided(job: Job, progress: Progress, event: Mapping[str, Any]) -> Measurem
         stood_in=tuple(event.get("stood_in", ())),
         notes=tuple(event.get("notes", ())),
         timing=timing,
+        speed=event.get("speed", {}),
         log=progress.log,
     )
 

@@ -28,6 +28,9 @@ def build(events: Sequence[Mapping[str, Any]]) -> Json:
     reach = {**NO_RANGE, **of.get("range", [NO_RANGE])[-1]}
     observations, transitions = of.get("observation", []), concluded.get("transition", [])
     advice = concluded.get("recommendation", [None])[-1]
+    proposals = [p for p in concluded.get("proposal", []) if advice and p["change"] == advice["change"]]
+    if proposals:
+        advice = {**advice, "verified": proposals[-1]}
     end = concluded.get("end", [UNFINISHED])[-1]
     run = {**NO_RUN, **of.get("run", [{}])[0]}
     document = {
@@ -179,7 +182,8 @@ def without_times(report: Mapping[str, Any]) -> Json:
     document = {key: value for key, value in report.items() if key not in moving}
     document["run"] = {k: v for k, v in report["run"].items() if k not in ("started", "command", "settings")}
     document["observations"] = [
-        {k: v for k, v in observation.items() if k not in ("timing", "log")} for observation in report["observations"]
+        {k: v for k, v in observation.items() if k not in ("timing", "log", "speed")}
+        for observation in report["observations"]
     ]
     document["timing"] = {"cells": report["timing"]["cells"]}
     return document

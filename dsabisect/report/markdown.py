@@ -65,6 +65,9 @@ def _head(report: Report) -> str:
     runs = text.confirmation(report, first)
     if runs:
         parts.append(f"**{'Confirmed' if first['confirmed'] else 'Run again'}:** {safe(runs)}, from clean builds")
+    proven = text.proposed(report)
+    if proven:
+        parts.append(f"**{proven[0]}:** {safe(proven[1], 400)}")
     gate = given["gate"] if given else None
     if gate and given["action"] == "gate":
         on, off = _list(gate["stays_on"]), _list(gate["goes_off"])

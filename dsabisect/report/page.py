@@ -105,11 +105,14 @@ def commands(report: Report) -> list[tuple[str, str]]:
     lines = [("It is good here", text.again(report, first["parent"]))] if first["parent"] else []
     lines.append(("It is bad here", text.again(report, first["sha"])))
     lines.append(("Read the change", f"git -C {repo} show {first['sha'][:12]}"))
-    lines.append(("Propose the remedy (writes nothing)", "dsabisect propose RUN_DIR"))
+    lines.append(("Make the change, measure it, write patch and text", "dsabisect propose RUN_DIR"))
     return lines
 
 
 # ---- old, new, new with the advice --------------------------------------------------------------------------
+
+
+TOLD = {"said": "Proof", "speed": "Speed", "conflicts": "Conflicts", "dependents": "Later changes that need it"}
 
 
 def sides(report: Report) -> dict[str, Any] | None:
@@ -131,7 +134,7 @@ def sides(report: Report) -> dict[str, Any] | None:
         {"name": name, "count": len(columns), "sides": [_tally(side, columns) for side in (old, new, after)]}
         for name, columns in named.items()
     ]
-    told = {key: _words(verified[key]) for key in ("conflicts", "dependents") if verified.get(key)}
+    told = {name: _words(verified[key]) for key, name in TOLD.items() if verified.get(key)}
     return {"rows": rows, "applied": bool(after), "told": told, "action": text.advice_line(given) if given else ""}
 
 

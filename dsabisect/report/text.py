@@ -52,6 +52,7 @@ def headline(report: Report) -> list[str]:
         _cut(_lead("DIVERGES") + diverges(report, first)),
         *_advice(report),
         *_wrapped("CONFIRMED" if first["confirmed"] else "NOT", confirmed(report, first)),
+        *_proposed(report),
     ]
 
 
@@ -116,6 +117,19 @@ def _bad_cells(report: Report) -> list[str]:
 def _advice(report: Report) -> list[str]:
     given = report["recommendation"]
     return _wrapped("ADVICE", advice_line(given)) if given and given["action"] != "none" else []
+
+
+def proposed(report: Report) -> tuple[str, str] | None:
+    """(Proven or Proposed, what `dsabisect propose` found when it carried the advice out)."""
+    found = (report["recommendation"] or {}).get("verified")
+    if not found:
+        return None
+    return ("Proven" if found["holds"] else "Proposed"), f"{found['action']} onto {found['onto'][:9]}: {found['said']}"
+
+
+def _proposed(report: Report) -> list[str]:
+    told = proposed(report)
+    return _wrapped(told[0].upper(), told[1]) if told else []
 
 
 def advice_line(given: Mapping[str, Any]) -> str:

@@ -50,6 +50,19 @@ class Part:
     flags: Callable[[bytes, Collection[bytes]], Mapping[str, str]]  # the same → flag: its default, as written
 
 
+@dataclass(frozen=True, kw_only=True)
+class GateSource:
+    """Where a path's switch is read in the source, and what a facet is called in the constructor there.
+
+    A target may have ``GATES``, a tuple of these; without it no source gate is proposed for it.
+    """
+
+    path: str  # name of the path
+    files: tuple[str, ...]  # the first that is there is taken
+    switch: str  # `_use_fusion` or `config.USE_FUSION`
+    arguments: Mapping[str, Mapping[str, str]]  # facet → its value → expression over arguments of `__init__`
+
+
 @runtime_checkable
 class Target(Protocol):
     """Everything that differs between repositories. Plain data and pure functions; no I/O but in ``prepare``."""

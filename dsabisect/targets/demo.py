@@ -18,7 +18,7 @@ from pathlib import Path
 from dsabisect.demo import history
 from dsabisect.errors import EnvironmentFault, StoreError
 from dsabisect.model import Case, Device, PathSpec, Stage
-from dsabisect.targets import BuildRequest, BuildStep, Part, Read
+from dsabisect.targets import BuildRequest, BuildStep, GateSource, Part, Read
 
 NAME = "demo"
 TITLE = "miniindexer: the bundled history of a small indexer, CPU only"
@@ -99,6 +99,14 @@ def prepare(request: BuildRequest) -> Sequence[BuildStep]:
 
 def gate_switch(path: PathSpec) -> str:
     return FUSION_FLAG if path.name == "fused" else ""
+
+
+GATES = (
+    GateSource(
+        path="fused", files=("miniindexer/dsa_indexer.py",), switch="config.USE_FUSION",
+        arguments={"rope": {"neox": "cfg.is_neox_style", "interleaved": "not cfg.is_neox_style"}},
+    ),
+)  # fmt: skip
 
 
 # ---- the history -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dsabisect.model import Case, Device, PathSpec, Stage
-from dsabisect.targets import BuildRequest, BuildStep, Part, Read
+from dsabisect.targets import BuildRequest, BuildStep, GateSource, Part, Read
 
 NAME = "sglang"
 TITLE = "sglang: the DSA indexer (DeepSeek-V3.2, GLM-5.x) and its metadata backend"
@@ -202,3 +202,12 @@ def prepare(request: BuildRequest) -> Sequence[BuildStep]:
 
 def gate_switch(path: PathSpec) -> str:
     return FUSION_SWITCH if path.name == "fused" else ""
+
+
+GATES = (
+    GateSource(
+        path="fused", files=(f"{_ATTENTION}/dsa/dsa_indexer.py", f"{_ATTENTION}/nsa/nsa_indexer.py"),
+        switch="_use_dsa_indexer_fusion",
+        arguments={"rope": {"neox": "is_neox_style", "interleaved": "not is_neox_style"}},
+    ),
+)  # fmt: skip

@@ -17,6 +17,7 @@ out of the candidate's own code is the candidate's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,30 @@ def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+WARM_CALLS = 3
+
+
+def repeated(path: Mapping[str, Any], device: str, once: Callable[[], Any]) -> tuple[float, ...]:
+    """Seconds of each of ``path["settings"]["timed_calls"]`` calls, the device waited for; () when none are asked for.
+
+    Called after the run that is judged, so that what is compared is never what was timed.
+    """
+    times = int(path.get("settings", {}).get("timed_calls", 0))
+    if not times:
+        return ()
+    import torch
+
+    wait: Callable[[], None] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    seconds = []
+    for _ in range(WARM_CALLS + times):
+        wait()
+        began = time.perf_counter()
+        once()
+        wait()
+        seconds.append(time.perf_counter() - began)
+    return tuple(seconds[WARM_CALLS:])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What a probe is opened with."""
@@ -74,3 +99,4 @@ class Ran:
     proof: Mapping[str, str]  # which path was really taken; empty = not_exercised
     notes: tuple[str, ...] = ()
     stood_in: tuple[str, ...] = ()
+    seconds: tuple[float, ...] = ()  # of repeated calls, when the path's settings ask for them: see :func:`repeated`

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dsabisect.candidate.probes import Absent, HarnessFault, NotExercised, Ran, Setup
+from dsabisect.candidate.probes import Absent, HarnessFault, NotExercised, Ran, Setup, repeated
 
 PACKAGE = "miniindexer"
 FORCED = ("split", "fused")  # end-to-end paths that must be the path taken
@@ -70,11 +70,12 @@ class Probe:
         way = WAYS.get(path["name"])
         if way is None:
             raise HarnessFault(f"the demo probe knows no path {path['name']!r}")
-        return way(self, path["name"], case, inputs)
+        return way(self, path, case, inputs)
 
     # ---- the ways through the package --------------------------------------------------------------------
 
-    def end_to_end(self, name: str, case: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Ran:
+    def end_to_end(self, path: Mapping[str, Any], case: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Ran:
+        name = path["name"]
         if name in FORCED and not self.has(name):
             raise Absent(f"miniindexer has no {name} path at this commit")
         indexer = self.indexer(case, inputs)
@@ -86,10 +87,11 @@ class Probe:
         if name in FORCED and took != name:
             raise NotExercised(f"{name} was asked for and {took or 'nothing known'} ran", proof)
         notes = () if said(indexer) in ("", took) else (f"miniindexer says {said(indexer)} where {took} ran",)
-        return Ran(outputs={"logits": logits, "topk": topk}, proof=proof if took else {}, notes=notes)
+        seconds = repeated(path, "cpu", lambda: indexer.forward(**arguments))
+        return Ran(outputs={"logits": logits, "topk": topk}, proof=proof if took else {}, notes=notes, seconds=seconds)
 
-    def logits(self, name: str, case: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Ran:
-        module = self.module("logits")
+    def logits(self, path: Mapping[str, Any], case: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Ran:
+        name, module = path["name"], self.module("logits")
         kernel = getattr(module, {told: f for f, told in KERNELS.items()}[name], None)
         if kernel is None:
             raise Absent(f"miniindexer has no {name} kernel at this commit")
@@ -102,7 +104,7 @@ class Probe:
             raise NotExercised(f"{name} was asked for and {took or 'nothing known'} ran", proof)
         return Ran(outputs={"logits": logits}, proof=proof)
 
-    def select(self, name: str, case: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Ran:
+    def select(self, path: Mapping[str, Any], case: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Ran:
         module = self.module("topk")
         if not hasattr(module, "select_topk"):
             raise Absent("miniindexer has no top-k of its own at this commit")
