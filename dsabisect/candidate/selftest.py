@@ -123,14 +123,15 @@ def lens_dims(module: Any, device: str | torch.device) -> tuple[int, ...]:
         Exception: what the module raises when it takes neither [B, next_n] nor [B].
     """
     lens = torch.tensor([[65], [3]], dtype=torch.int32, device=device)
-    taken, refused = [], None
+    taken: list[int] = []
+    refused: Exception | None = None  # by [B, next_n], which every recent module takes: [B] it may refuse rightly
     for dims in (2, 1):
         try:
             module.get_paged_mqa_logits_metadata(lens if dims == 2 else lens.view(-1), PAGE, int(module.get_num_sms()))
         except AttributeError:
             raise
         except Exception as error:
-            refused = error
+            refused = refused or error
         else:
             taken.append(dims)
     if refused is not None and not taken:
