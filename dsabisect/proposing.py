@@ -73,6 +73,8 @@ class _Bench:
     target: Any
     onto: str
     say: Say
+    journal: store.Journal  # the run's, held: no resumed run and no other proposal meanwhile
+    run: Mapping[str, Any]  # device, environment and golden set: of the run until something is measured here
     columns: tuple[Column, ...] = ()
     evaluator: Any = None  # evaluate.Evaluator, once something is to be measured
 
@@ -86,7 +88,14 @@ def propose(wish: Wish, say: Say) -> Proposal:
     """
     if wish.force and not wish.reason.strip():
         raise UsageError("--force needs a reason", remedy='Say why: --force --reason "TEXT"')
-    report = _about(build.build(store.read_events(wish.run_dir)), wish.change, wish.run_dir)
+    with ExitStack() as stack:
+        journal = store.Journal.resume(wish.run_dir)
+        stack.callback(journal.close)
+        return _proposed(wish, say, journal, stack)
+
+
+def _proposed(wish: Wish, say: Say, journal: store.Journal, stack: ExitStack) -> Proposal:
+    report = _about(build.build(journal.events()), wish.change, wish.run_dir)
     given, first = report["recommendation"], report["first_diverging"]
     action = (given or {}).get("action", "none") if wish.action == "auto" else wish.action
     folder = wish.run_dir.absolute() / "proposal"
@@ -97,13 +106,10 @@ def propose(wish: Wish, say: Say) -> Proposal:
     shutil.rmtree(folder, ignore_errors=True)
     store.writable(folder)
     target = targets.load(report["run"]["target"])
+    stack.callback(shutil.rmtree, folder / "workshop", ignore_errors=True)
     bench = _Bench(wish=wish, report=report, workshop=Workshop(user, folder / "workshop"), target=target, onto=onto,
-                   say=say)  # fmt: skip
-    try:
-        with ExitStack() as stack:
-            return _made(bench, action, folder, stack)
-    finally:
-        shutil.rmtree(folder / "workshop", ignore_errors=True)
+                   say=say, journal=journal, run=report["run"])  # fmt: skip
+    return _made(bench, action, folder, stack)
 
 
 def _about(report: dict[str, Any], change: str, run_dir: Path) -> dict[str, Any]:
@@ -173,7 +179,7 @@ def _made(bench: _Bench, action: str, folder: Path, stack: ExitStack) -> Proposa
     dependents = _dependents(bench, proof, culprit, parent, measure) if made.kind == "revert" else {}
     evidence = Evidence(proof=proof, dependents=dependents, speeds=_speeds(bench, proof, draft))
     # The same tree again, now that there is something to say of it: what was measured is a tree, not a message.
-    run, measured = bench.report["run"], prove.cells(len(proof.rows))
+    run, measured = bench.run, prove.cells(len(proof.rows))
     told = f"{proof.words}; {measured} on {run['device']['arch']}, golden set {run['golden']['key'][:12]}"
     sha = _commit(bench, made, pulltext.message(**words, proof=told))
     return _write(bench, made, evidence, folder, culprit, sha=sha)
@@ -277,7 +283,7 @@ def _open(bench: _Bench, folder: Path, stack: ExitStack) -> None:
         interpreter=kept.get("python") or sys.executable, limits=_limits(kept),
     )  # fmt: skip
     opened, _, _ = session.open_session(request, bench.say, stack)
-    bench.evaluator = opened.evaluator
+    bench.evaluator, bench.run = opened.evaluator, build.build(opened.journal.events())["run"]
     stack.callback(lambda: opened.evaluator.close(keep=False))
     asked = {(o["path"], o["case"]) for o in bench.report["observations"]}
     bench.columns = tuple(c for c in opened.columns if (c.path, c.case) in asked)
@@ -285,7 +291,7 @@ def _open(bench: _Bench, folder: Path, stack: ExitStack) -> None:
 
 def _speeds(bench: _Bench, proof: prove.Proof, applied: str) -> tuple[speed.Speed, ...]:
     """The default selection with and without the action, timed: on a GPU, or where it was asked for."""
-    device, calls = bench.wish.device or bench.report["run"]["device"]["name"], bench.wish.calls
+    device, calls = bench.run["device"]["name"], bench.wish.calls
     calls = (CALLS if device.startswith("cuda") else 0) if calls is None else calls
     cases = bench.evaluator.cases
     columns = speed.columns_of(proof, _defaults(bench), lambda case: cost(cases[case])) if calls and proof.holds else ()
@@ -339,7 +345,9 @@ def _write(
     wish, proof = bench.wish, evidence.proof
     holds = proof is not None and proof.holds
     forced = wish.reason if wish.force and sha and not holds else ""
-    body = pulltext.body(bench.report, made, evidence, onto=bench.onto, defaults=_defaults(bench), forced=forced)
+    body = pulltext.body(
+        bench.report, made, evidence, run=bench.run, onto=bench.onto, defaults=_defaults(bench), forced=forced
+    )
     store.write_text(folder / "pull.md", body)
     if proof is not None:
         told = {"proof": to_json(proof), "speed": to_json(evidence.speeds)}
@@ -372,9 +380,8 @@ def _record(bench: _Bench, made: actions.Made, evidence: Evidence) -> None:
             told["action_applied" if name == "applied" else name] = side
     told |= {"conflicts": [c.path for c in made.conflicts], "dependents": list(evidence.dependents),
              "speed": pulltext.speed_lines(evidence.speeds)}  # fmt: skip
-    with store.Journal.resume(bench.wish.run_dir) as journal:
-        journal.append("proposal", told)
-        report = build.build(journal.events())
+    bench.journal.append("proposal", told)
+    report = build.build(bench.journal.events())
     store.write_text(bench.wish.run_dir / "report.json", build.dumps(report))
     pages.write(bench.wish.run_dir, report, bench.say)
 

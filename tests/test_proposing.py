@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dsabisect import engine, proposing
-from dsabisect.errors import UsageError
+from dsabisect.errors import StoreError, UsageError
 from dsabisect.outside import store
 from dsabisect.report import build, html, text
 from dsabisect.session import Request
@@ -173,3 +173,9 @@ def test_a_run_without_a_finding_gives_what_is_missing(made: Made, propose: Prop
     proposal = proposing.propose(proposing.Wish(run_dir=tmp_path / "run"), lambda line: None)
     assert (proposal.exit_code, proposal.sha) == (0, "")
     assert "Runs that are missing" in proposal.markdown and "dsabisect run --repo" in proposal.markdown
+
+
+def test_the_run_is_held_meanwhile(made: Made, propose: Propose) -> None:
+    with store.Journal.resume(made.run("fused")), pytest.raises(StoreError, match=r"held|use|running"):
+        propose("fused")
+    assert (made.run("fused") / "report.json").exists()

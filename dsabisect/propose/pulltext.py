@@ -39,11 +39,26 @@ class Inert(str):
 
 
 def body(
-    report: Mapping[str, Any], made: Made, evidence: Evidence, *, onto: str, defaults: Collection[str], forced: str
+    report: Mapping[str, Any],
+    made: Made,
+    evidence: Evidence,
+    *,
+    run: Mapping[str, Any],
+    onto: str,
+    defaults: Collection[str],
+    forced: str,
 ) -> str:
-    """The pull-request body. ``defaults``: paths that force nothing; ``forced``: why a person goes on without proof."""
+    """The pull-request body.
+
+    Args:
+        report: of the run that found the change.
+        run: device, environment and golden set with which the evidence was measured.
+        onto: what it was made on top of.
+        defaults: paths that force nothing.
+        forced: why a person goes on without a proof; "" when none does.
+    """
     given, proof = report["recommendation"], evidence.proof
-    first, run = report["first_diverging"], report["run"]
+    first = report["first_diverging"]
     verdict = f"The proof {'holds' if proof.holds else 'failed'}: {proof.words}" if proof is not None else ""
     lost = lost_lines(proof)
     if evidence.speeds:
@@ -58,17 +73,17 @@ def body(
         "rows": table(proof.rows, defaults) if proof else [],
         "verdict": verdict, "forced": forced, "why": why(report),
         "dependents": [(sha, ", ".join(map(str, columns))) for sha, columns in evidence.dependents.items()],
-        "lost": lost, "unknown": _unknown(report, evidence, onto),
+        "lost": lost, "unknown": _unknown(report, evidence, run=run, onto=onto),
         "again": [text.again(report, sha) for sha in (first["parent"], first["sha"]) if sha],
         "environment": sorted(run["environment"].items()), "golden": run["golden"]["key"],
     }  # fmt: skip
     return _rendered(values)
 
 
-def _unknown(report: Mapping[str, Any], evidence: Evidence, onto: str) -> list[str]:
+def _unknown(report: Mapping[str, Any], evidence: Evidence, *, run: Mapping[str, Any], onto: str) -> list[str]:
     """What was not run: other devices, columns without an answer, speed."""
     proof = evidence.proof
-    lines = [f"measured on {report['run']['device']['arch']} only; no other arch was run"]
+    lines = [f"measured on {run['device']['arch']} only; no other arch was run"]
     if proof is None:
         check = text.again(report, onto)
         return [*lines, "nothing was built or measured with this action", f"whether {onto[:9]} is bad: {check}"]

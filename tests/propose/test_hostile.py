@@ -114,7 +114,7 @@ def test_a_hostile_commit_comes_out_as_text(make_repo: Make, tmp_path: Path, for
         conflicts=(actions.revert.Conflict(path=name, later=(shop.repo.change(culprit),)),),
     )  # fmt: skip
     for told in (change, conflict):
-        body = pulltext.body(report, told, Evidence(), onto=culprit, defaults=(), forced=foreign)
+        body = pulltext.body(report, told, Evidence(), run=report["run"], onto=culprit, defaults=(), forced=foreign)
         check_markdown(body, paths=told.files if not told.refused else ())
     assert not (made.path / "hacked").exists()
 
