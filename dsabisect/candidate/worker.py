@@ -231,12 +231,22 @@ def flush() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
+BEFORE_A_CELL = ("opened", "cell")  # what is printed after such a message is the next cell's: the log says where
+
+
 def _sender(fd: int, token: str) -> Send:
     """One JSON line a message, each with the token that only host and worker know: printed text is no result."""
 
+    count = 0
+
     def send(message: Mapping[str, Any]) -> None:
+        nonlocal count
+        count += 1
         flush()
-        data = json.dumps({**message, "token": token, "sent": time.monotonic()}).encode() + b"\n"
+        mark = f"[dsabisect: {count} {message['event']}]\n" if message["event"] in BEFORE_A_CELL else ""
+        with contextlib.suppress(OSError):
+            os.write(1, mark.encode())
+        data = json.dumps({**message, "mark": mark, "token": token, "sent": time.monotonic()}).encode() + b"\n"
         try:
             while data:
                 data = data[os.write(fd, data) :]

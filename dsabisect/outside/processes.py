@@ -169,6 +169,11 @@ class CappedLog:
         held = min(max(self.total - mark, 0), len(self._tail))
         return self._tail[len(self._tail) - held :].decode(errors="replace")
 
+    def after(self, mark: str) -> int:
+        """Byte behind the last ``mark``; the end where it is not held: the child may have printed on since it spoke."""
+        at = self._tail.rfind(mark.encode()) if mark else -1
+        return self.total if at < 0 else self.total - len(self._tail) + at + len(mark.encode())
+
     def close(self, note: str = "") -> None:
         missed = self.total - self.limit
         if missed > 0:
@@ -331,7 +336,7 @@ class Child:
             return
         for _ in range(2):  # the child has flushed before it spoke: what the pipe holds now belongs to this message
             self._read_log()
-        message["received"], message["log_mark"] = time.monotonic(), self.log.total
+        message["received"], message["log_mark"] = time.monotonic(), self.log.after(str(message.get("mark", "")))
         if message.get("renew"):
             self.deadline = time.monotonic() + self.renewal
         self.queue.put(message)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from dsabisect.errors import EnvironmentFault, HarnessFault, UsageError
 from dsabisect.model import Case, Cell, Device, Limits, Measurement, Outcome, PathSpec, Stage
-from dsabisect.outside.processes import MARK, descendants
+from dsabisect.outside.processes import MARK, CappedLog, descendants
 from dsabisect.outside.runner import Runner
 from dsabisect.targets import BuildStep
 
@@ -282,7 +282,16 @@ def test_a_candidate_that_deletes_its_checkout(bench: Bench) -> None:
 def test_the_log_keeps_beginning_and_end(bench: Bench) -> None:
     (got,) = bench.measure(bench.cell("print_much"))
     text = bench.log(got)
-    assert len(text) < LIMITS.log_bytes * 1.1 and "bytes cut here" in text and text.rstrip().endswith("the end of it")
+    assert len(text) < LIMITS.log_bytes * 1.1 and "bytes cut here" in text and "the end of it" in text[-200:]
+
+
+def test_what_is_printed_before_the_host_reads_belongs_to_the_next_cell(tmp_path: Path) -> None:
+    """The child does not wait for the host: what follows a message in the pipe must not be laid to what came before."""
+    log = CappedLog(tmp_path / "log", 1 << 20)
+    log.write(b"loading\n[dsabisect: 2 opened]\na.cuh(97): error\n")
+    assert log.since(log.after("[dsabisect: 2 opened]\n")) == "a.cuh(97): error\n"
+    assert log.since(log.after("[dsabisect: 3 cell]\n")) == ""  # a candidate that closed its output: nothing is guessed
+    assert log.since(log.after("")) == ""
 
 
 def test_the_traceback_is_short_and_relative_to_the_checkout(bench: Bench) -> None:
