@@ -6,7 +6,9 @@ Results go to stdout, progress to stderr. Exit codes: see errors.py and docs/usa
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
+import math
 import os
 import re
 import sys
@@ -67,6 +69,16 @@ def _write(text: str, stream: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+class Amount(click.FloatRange):
+    """A number that one can count with: no limit would ever be reached by nan, and none is infinite by accident."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE` options as a mapping."""
     found = {}
@@ -100,6 +112,22 @@ def from_environment(command: click.Command) -> click.Command:
     return command
 
 
+def say_unknown_variables() -> None:
+    """A misspelt DSABISECT_… is not silently without effect."""
+    known = {
+        str(param.envvar) for command in (run, check) for param in command.params if getattr(param, "envvar", None)
+    }
+    known |= OTHER_VARIABLES
+    for name in sorted(os.environ):
+        if name.startswith("DSABISECT_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+            say(f"dsabisect: {name} is set and means nothing" + (f": {near[0]} does" if near else ""))
+
+
+# Not an option of `run` or `check`: the cache folder, what scripts/ read, a mark of our own processes.
+OTHER_VARIABLES = {f"DSABISECT_{name}" for name in (
+    "CACHE", "GOLDEN", "TORCH", "TEST_JOBS", "NEEDS_CHROMIUM", "SGLANG_REPO", "UPDATE", "RUN", "COMPLETE"
+)}  # fmt: skip
 NOT_FROM_ENVIRONMENT = ("resume", "show_config", "as_json", "verbose", "quiet")
 
 
@@ -232,7 +260,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--cell-seconds",
-            type=click.FloatRange(min=0.1),
+            type=Amount(min=0.1),
             default=120.0,
             show_default=True,
             help="Time limit of one cell.",
@@ -240,7 +268,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--memory",
             "memory_gib",
-            type=click.FloatRange(min=0.1),
+            type=Amount(min=0.1),
             default=8.0,
             show_default=True,
             help="Memory limit of a candidate, GiB.",
@@ -274,6 +302,7 @@ def watching(verbose: bool = False, quiet: bool = False) -> AbstractContextManag
 
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet together say nothing")
+    say_unknown_variables()
     return terminal.progress(say, _harmless, verbose=verbose, quiet=quiet)
 
 
@@ -340,7 +369,7 @@ def cli() -> None:
 )
 @click.option("--suspect", multiple=True, metavar="REV", help="Commit to look at first; may be repeated.")
 @click.option("--max-evals", type=click.IntRange(min=2), help="Stop after so many commits were measured.")
-@click.option("--max-minutes", type=click.FloatRange(min=0), help="Stop after so many minutes.")
+@click.option("--max-minutes", type=Amount(min=0), help="Stop after so many minutes.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -709,7 +738,7 @@ def cache_info(as_json: bool) -> None:
 
 @cache_group.command("prune")
 @click.option("--all", "everything", is_flag=True, help="Remove every result.")
-@click.option("--older-than", "days", type=click.FloatRange(min=0), metavar="DAYS", help="Not used for so long.")
+@click.option("--older-than", "days", type=Amount(min=0), metavar="DAYS", help="Not used for so long.")
 @click.option("--limit", "limit", callback=size, metavar="SIZE", help="Least recently used first, down to 100M, 1G …")
 def cache_prune(everything: bool, days: float | None, limit: int | None) -> None:
     """Remove results; they are measured again when they are needed."""

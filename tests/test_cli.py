@@ -195,6 +195,25 @@ def test_git_bisect_run_agrees_and_leaves_the_repository_alone(sandbox: Path, hi
     assert "is the first bad commit" not in aborted.stdout
 
 
+def test_an_interruption_while_it_is_being_loaded_is_one_line(sandbox: Path) -> None:
+    code = (
+        "import sys\nclass Key:\n    def find_spec(self, name, *_):\n        if name == 'dsabisect.cli':\n"
+        "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Key())\n"
+        "from dsabisect.__main__ import main\nmain()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=sandbox, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, "interrupted\n", "")
+
+
+def test_run_folders_in_a_checkout_are_not_seen_by_git(sandbox: Path, history: demo.DemoHistory) -> None:
+    clone = sandbox / "clone"
+    subprocess.run(["git", "clone", "-q", history.path, clone], check=True)
+    call("check", "--target", "demo", "--suite", "smoke", "--case", "e2e-neox-h32-decode", cwd=clone)
+    assert list((clone / "dsabisect-runs").glob("*/report.json"))
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True)
+    assert status.stdout == ""
+
+
 def test_interrupt_keeps_what_was_measured_and_resumes(sandbox: Path, history: demo.DemoHistory) -> None:
     out = sandbox / "run"
     args = [*DSABISECT, "run", *run_args(history, out=out)]

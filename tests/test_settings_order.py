@@ -58,6 +58,11 @@ def test_the_repository_may_be_named_by_the_environment_or_be_here(repo: Path, t
     [
         ("jobs = 0", {}, ("--jobs", "it comes from", "dsabisect.toml")),
         ("", {"DSABISECT_JOBS": "many"}, ("--jobs", "it comes from the environment variable DSABISECT_JOBS")),
+        ("", {"DSABISECT_MAX_MINUTES": "nan"}, ("--max-minutes", "not a finite number", "DSABISECT_MAX_MINUTES")),
+        ("", {"DSABISECT_CELL_SECONDS": "inf"}, ("--cell-seconds", "not a finite number")),
+        ("", {"DSABISECT_MEMORY": "-1"}, ("--memory", "DSABISECT_MEMORY")),
+        ("", {"DSABISECT_MAX_EVALS": "0"}, ("--max-evals", "DSABISECT_MAX_EVALS")),
+        ("max-minutes = nan", {}, ("--max-minutes", "not a finite number", "dsabisect.toml")),
         ('golden = "g"', {}, ("must not choose", "dsabisect.toml")),
     ],
 )
@@ -67,6 +72,16 @@ def test_a_bad_value_names_its_source(repo: Path, line: str, env: dict[str, str]
     done = call("run", "--repo", repo, "--good", "a", "--bad", "b", cwd=repo, **env)
     assert done.returncode == 129
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_misspelt_variable_is_named(repo: Path) -> None:
+    done = call(
+        "check", "HEAD", "--repo", repo, "--target", "none", cwd=repo, DSABISECT_DEVISE="cuda:0", DSABISECT_X="1"
+    )
+    assert "DSABISECT_DEVISE is set and means nothing: DSABISECT_DEVICE does" in done.stderr
+    assert "DSABISECT_X is set and means nothing\n" in done.stderr
+    plain = call("check", "HEAD", "--repo", repo, "--target", "none", cwd=repo, DSABISECT_DEVICE="cpu")
+    assert "means nothing" not in plain.stderr
 
 
 def test_what_is_missing_is_still_asked_for(tmp_path: Path) -> None:

@@ -166,13 +166,17 @@ def writable(folder: Path) -> None:
 def default_run_dir(base: Path, name: str, now: datetime | None = None) -> Path:
     """A new folder ``base/YYYYMMDD-HHMMSS-name`` (UTC, so that names sort by age), made here so that it is unique.
 
+    A ``base`` that is made here says in its own .gitignore that git is to ignore it.
+
     Raises:
         StoreError: nothing can be made below ``base``.
     """
     stamp = (now or datetime.now(timezone.utc)).strftime("%Y%m%d-%H%M%S")
     stem = f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}"
     with _telling("cannot create the run folder", base, OTHER_OUT):
-        base.mkdir(parents=True, exist_ok=True)
+        if not base.exists():  # most often inside a checkout, in which `git status` must not see it
+            base.mkdir(parents=True, exist_ok=True)
+            (base / ".gitignore").write_text("*\n")
         for turn in range(1, 1000):
             folder = base / (stem if turn == 1 else f"{stem}-{turn}")
             with contextlib.suppress(FileExistsError):

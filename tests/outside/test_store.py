@@ -267,6 +267,13 @@ def test_default_run_dirs_are_new_and_sort_by_age(tmp_path: Path) -> None:
         store.default_run_dir(tmp_path / "file", name, at)
 
 
+def test_a_folder_of_runs_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
+    store.default_run_dir(tmp_path, "x")
+    assert not (tmp_path / ".gitignore").exists()
+    store.default_run_dir(tmp_path / "new", "x")
+    assert (tmp_path / "new" / ".gitignore").read_text() == "*\n"
+
+
 def test_work_root_follows_the_environment_and_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hermetic: Path
 ) -> None:
