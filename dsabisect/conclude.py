@@ -86,7 +86,7 @@ def conclude(session: Session, axis: Axis, search: Plan, ends: judge.Endpoints) 
             continue
         confirmations[position] = _confirm(session, axis, search, accused, tallies, everything=not confirmations)
     found = [_finding(axis, c, s, kind, confirmations) for c, s, kind in steps if c not in search.closed]
-    found += [_of_flaky(axis, verdict) for verdict in flaky.settle(session, axis, tallies)]
+    found += [_of_flaky(axis, verdict) for verdict in flaky.settle(session, axis, search, tallies)]
     found.sort(key=lambda f: (f.step.upto, f.step.after, session.columns.index(f.column)))
     for finding in found:
         session.journal.append("transition", to_json(_transition(axis, finding)))
@@ -129,7 +129,7 @@ def _of_flaky(axis: Axis, verdict: flaky.Settled) -> Finding:
         suspects=(axis[position].id,) if sure else axis.between(first - 1, last),
         good=axis.history.changes[axis.at[first] - 1].id,
         confirmed=sure,
-        confidence=round(verdict.confidence, 4),
+        confidence=min(round(verdict.confidence, 4), 0.9999),  # 1 says that all runs agree
     )
 
 
@@ -160,8 +160,9 @@ def _answer(
     first = accusing[0]
     mine = [f for f in accusing if (f.suspects, f.confirmed) == (first.suspects, first.confirmed)]
     confirmation = confirmations.get(first.step.upto, Confirmation())
-    if first.confidence < 1:
-        parent, culprit = flaky.observed(session, axis, first.step.upto)
+    unsteady = [f.column for f in mine if f.confidence < 1]
+    if unsteady:
+        parent, culprit = flaky.observed(session, axis, first.step.upto, unsteady)
         confirmation = Confirmation(parent=parent, culprit=culprit)
     _recommend(session, axis, mine, confirmation)
     if first.confirmed:
@@ -188,7 +189,19 @@ def _nothing_accused(
         return "untestable between the ends", EXIT_SUSPECTS
     if not any(state.kind is Kind.GOOD for series in search.series.values() for state in series.values()):
         return "untestable", EXIT_SUSPECTS
+    _say_what_may_hide(session, search)
     return "nothing diverges", EXIT_CLEAN
+
+
+def _say_what_may_hide(session: Session, search: Plan) -> None:
+    """An all-clear rests on the window: what came and went within it was not looked for."""
+    seen = {position for series in search.series.values() for position in series}
+    left = search.last + 1 - len(seen)
+    if search.window > 1 and left:
+        session.note(
+            f"{left} relevant commits between equal answers were not measured: a change that came and went within fewer"
+            f" than {search.window} of them would be missed; --window 1 looks at each"
+        )
 
 
 def _untestable_between(search: Plan) -> bool:
@@ -234,18 +247,22 @@ def _confirm(
     if parents and parents == culprits:
         session.note("the compiled modules of parent and culprit are byte for byte the same: the cause is not in them")
     held: dict[Column, bool] = {}
+    against: dict[str, list[tuple[Column, str]]] = {}
     for column, step in accused:
         of = {sha: [next(o for o in turn if o.column == column) for turn in turns] for sha, turns in runs.items()}
         before, after = of[parent.id], of[culprit.id]
         answer = disagreement(step, before, after)
         held[column] = answer is None and not same
         if answer is not None:
-            session.note(f"{column}: not confirmed: {answer}")
+            against.setdefault(answer.partition(": ")[0], []).append((column, answer))
             if {position - 1, position} & session.marked:
-                session.note(f"a mark at {axis[position].short} or right before it contradicts what was measured")
                 continue
             search.closed.add(column)
             tallies.begin(column, search, {position - 1: before, position: after})
+    for told in against.values():
+        session.note(f"{flaky.several([column for column, _ in told])}: not confirmed: {told[0][1]}")
+    if against and {position - 1, position} & session.marked:
+        session.note(f"a mark at {axis[position].short} or right before it contradicts what was measured")
     return Confirmation(held=held, parent=tuple(runs[parent.id][-1]), culprit=tuple(runs[culprit.id][-1]))
 
 
@@ -295,8 +312,21 @@ def _recommend(
         known_notes=frozenset(note for o in confirmation.parent for note in o.notes),
         defaults=tuple(name for name, path in evaluator.paths.items() if path.default_selection),
         before=confirmation.parent,
+        unsure=_unsure(axis, first),
     )
     session.journal.append("recommendation", {**to_json(recommendation), "columns": [str(c) for c in columns]})
+
+
+def _unsure(axis: Axis, first: Finding) -> tuple[str, str]:
+    """(why nobody is named, the run that would tell more) of a column whose runs disagree; ("", "") of others."""
+    if first.confidence == 1 or first.confirmed:
+        return "", ""
+    good, bad = axis[first.step.after].short, axis[first.step.upto].short
+    return (
+        f"{first.column} does not repeat, and its runs do not tell these commits apart (posterior"
+        f" {first.confidence:.2f} for the likeliest)",
+        f"more runs on fewer commits: --good {good} --bad {bad} --rerun",
+    )
 
 
 def _forced_unchanged(session: Session, confirmation: Confirmation) -> bool:

@@ -204,29 +204,35 @@ def _remedy(session: Session, history: History, ends: judge.Endpoints) -> str:
 
 def _suspected(session: Session, axis: Axis) -> list[int]:
     """Positions of the commits that a person suspects."""
-    found = []
-    for rev in session.request.suspect:
-        sha = session.evaluator.repo.resolve(rev)
-        position = axis.position(sha)
-        if position is None:
-            session.note(f"{sha[:9]} changes nothing that matters here, or lies outside the range: it is not suspected")
-        else:
-            found.append(position)
-    return found
+    asked = [session.evaluator.repo.resolve(rev) for rev in session.request.suspect]
+    at = {sha: axis.position(sha) for sha in asked}
+    if left_out := [sha for sha, position in at.items() if position is None]:
+        session.note(f"{_shas(left_out)}: nothing that matters changes there, or not in the range: not suspected")
+    return [position for position in at.values() if position is not None]
+
+
+def _shas(shas: Sequence[str]) -> str:
+    """`1111111, 2222222 and 3 more`"""
+    some = ", ".join(sha[:9] for sha in shas[:3])
+    return some + (f" and {len(shas) - 3} more" if len(shas) > 3 else "")
 
 
 def _take_marks(session: Session, axis: Axis, search: Plan, skipped: set[str]) -> None:
     """What a person said counts as seen, at that commit alone."""
     said = [*({"sha": sha, "verdict": "skip", "column": ""} for sha in sorted(skipped)), *marks(session)]
+    idle = []
     for mark in said:
         position = axis.position(mark["sha"])
         if position is None:
-            session.note(f"{mark['sha'][:9]} changes nothing that matters here: marking it changes nothing")
+            idle.append(mark["sha"])
             continue
         session.marked.add(position)
         for column in session.columns:
             if mark["column"] in ("", str(column)):
                 search.series[column][position] = MARKED[mark["verdict"]]
+    if idle:
+        told = _shas(list(dict.fromkeys(idle)))
+        session.note(f"{told}: nothing that matters changes there: skipping or marking it changes nothing")
 
 
 def _ends(session: Session, axis: Axis, search: Plan) -> tuple[judge.Endpoints, dict[Column, str]]:

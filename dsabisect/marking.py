@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from dsabisect.errors import UsageError
 from dsabisect.outside import store
+from dsabisect.outside.gitrepo import GitRepo
 from dsabisect.report import build
 
 
 def mark(run_dir: Path, rev: str, verdict: str, column: str) -> str:
-    """Note that ``rev`` (its sha or the beginning of it) is good, bad or not testable. Returns a line for a person.
+    """Note that ``rev`` (a commit of the run, as git names it) is good, bad or not testable. Returns a line to show.
 
     Raises:
         StoreError: no such run, or a live process holds it.
+        RepositoryError: the repository knows no such commit either, or is gone.
         UsageError: the run knows no such commit or column.
     """
     with store.Journal.resume(run_dir) as journal:
@@ -52,9 +55,12 @@ def undo(run_dir: Path) -> str:
 
 
 def _commit(report: Any, rev: str, run_dir: Path) -> Any:
-    """The commit of the range whose sha begins with ``rev``."""
+    """The commit of the range whose sha begins with ``rev``, or which the repository calls that (HEAD~5, a branch)."""
     commits = report["range"]["commits"]
     found = [c for c in commits if len(rev) >= 4 and c["id"].startswith(rev.lower())]
+    if not found and not re.fullmatch(r"[0-9a-fA-F]+", rev):
+        sha = GitRepo(Path(report["run"]["repo"]), store.work_root()).resolve(rev)
+        found = [c for c in commits if c["id"] == sha]
     if len(found) != 1:
         what = "is ambiguous" if found else "names no commit of this run"
         raise UsageError(

@@ -91,7 +91,8 @@ class Session:
         )
 
     def note(self, text: str) -> None:
-        self.journal.append("note", {"text": text})
+        """Something that belongs to the answer: a resumed run answers anew."""
+        self.journal.append("note", {"text": text, "about": "answer"})
         self.say(text)
 
     def evaluate(

@@ -7,6 +7,7 @@ A history is a string, one letter a commit: `.` good, `X` raises, `Y` raises som
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dsabisect import conclude, engine, marking
-from dsabisect.errors import EnvironmentFault, UsageError
+from dsabisect.errors import EnvironmentFault, RepositoryError, UsageError
+from dsabisect.report import html, markdown, text
 from dsabisect.session import Request
 from dsabisect.targets import demo
 
@@ -348,3 +350,86 @@ def test_resume_refuses_other_options(make: Callable[..., Made]) -> None:
         engine.run(replace(made.request(resume=True), cases=()), made.said.append)
     journal = [json.loads(line) for line in (made.out / "journal.jsonl").read_text().splitlines()]
     assert journal[0]["event"] == "run"
+
+
+# ---- what does not repeat -----------------------------------------------------------------------------------
+
+
+def test_what_fails_now_and_then_is_reverted_with_its_evidence(make: Callable[..., Made]) -> None:
+    """Headline, confirmation and advice speak of the runs that fail, and of how many."""
+    made = make(".....FFFFFFF")
+    answer = made.run()
+    first = answer.report["first_diverging"]
+    assert first is not None
+    assert first["reason"] == "raised" and "broken here" in first["detail"]
+    shown = text.render(answer.report)
+    assert re.search(r"^CONFIRMED posterior 0\.\d\d: \d+ of \d+ of its runs fail, 0 of \d+ at the parent$", shown, re.M)
+    assert f"{first['sha'][:9]}  ~" in shown
+    assert "~ does not repeat" in shown
+    advice = answer.report["recommendation"]
+    assert (answer.exit_code, advice["action"], advice["change"]) == (conclude.EXIT_CONFIRMED, "revert", first["sha"])
+    assert any(re.search(r"\(flaky\).*: \d+ of \d+ runs fail: .*broken here", line) for line in advice["because"])
+    assert any("not repeatable" in line for line in advice["because"])
+    assert "does not repeat" in html.render(answer.report)
+    assert "bad in some runs" in markdown.render(answer.report)
+
+
+def test_a_fault_after_one_that_does_not_repeat_is_said(make: Callable[..., Made]) -> None:
+    """The posterior knows one change; what fails in another way later is named, and not as confirmed."""
+    made = make("....FFFFFFFFYY")
+    answer = made.run()
+    assert told(answer)[0][:2] == ("introduced", made.at(4))
+    (note,) = [note for note in answer.report["notes"] if "fails in another way" in note]
+    assert f"something else) from {made.shas[12][:9]} on at the latest" in note and "not confirmed" in note
+
+
+# ---- what the answer leaves open ----------------------------------------------------------------------------
+
+
+def test_an_all_clear_says_what_it_rests_on(make: Callable[..., Made]) -> None:
+    made = make(".............")
+    answer = made.run(window=4)
+    assert answer.exit_code == conclude.EXIT_CLEAN
+    (note,) = [note for note in answer.report["notes"] if "would be missed" in note]
+    left = 13 - len({o["sha"] for o in answer.report["observations"]})
+    assert note.startswith(f"{left} relevant commits") and "fewer than 4 of them" in note and "--window 1" in note
+    each = made.run(window=1, out=made.out.with_name("each"))
+    assert not any("would be missed" in note for note in each.report["notes"])
+
+
+def test_an_answer_given_anew_keeps_no_note_of_the_old_one(make: Callable[..., Made]) -> None:
+    """A mark that contradicts is noted; once it is taken back, nothing speaks of it, and the skip is gone too."""
+    made = make("...XXX")
+    made.run(first=True, max_evals=2)
+    marking.mark(made.out, made.shas[3], "good", "")
+    answer = made.run(first=True, resume=True, skip=(made.shas[1],))
+    assert any("contradicts" in note for note in answer.report["notes"])
+    assert answer.report["range"]["skipped"] == [made.shas[1]]
+    assert f"{made.shas[3][:9]} is good (by hand)" in text.render(answer.report)
+    assert f"{made.shas[3][:9]} is good (by hand)" in markdown.render(answer.report)
+    assert f"{made.shas[3][:9]} is good (by hand)" in html.render(answer.report)
+    marking.undo(made.out)
+    after = made.run(first=True, resume=True)
+    assert told(after) == [("introduced", made.at(3), True)]
+    assert after.report["notes"] == [] and after.report["range"]["skipped"] == []
+    assert "by hand" not in text.render(after.report)
+
+
+def test_a_mark_takes_any_name_of_a_commit(make: Callable[..., Made]) -> None:
+    made = make("....XXXX")
+    made.run(first=True, max_evals=2)
+    made.repo.git("branch", "suspect", made.shas[4])
+    assert marking.mark(made.out, "suspect", "bad", "").startswith(f"marked {made.shas[4][:9]} bad")
+    assert marking.mark(made.out, "HEAD~4", "good", "").startswith(f"marked {made.shas[3][:9]} good")
+    for rev in ("HEAD~70", "--all", "nothing-of-that-name"):
+        with pytest.raises(RepositoryError):
+            marking.mark(made.out, rev, "good", "")
+
+
+def test_what_many_columns_or_commits_share_is_said_once(make: Callable[..., Made]) -> None:
+    made = make("...X..", titles={4: "Docs"})
+    outside = [made.repo.commit(f"Docs {n}", {"notes.txt": f"{n}\n"}) for n in range(5)]
+    end = made.repo.commit("The end", {FAULT: fault(".", 99, made.out)})
+    answer = made.run(bad=end, skip=tuple(outside), suspect=tuple(outside), max_evals=2)
+    assert len([note for note in answer.report["notes"] if "nothing that matters changes there" in note]) == 2
+    assert all("and 2 more" in note for note in answer.report["notes"] if "nothing that matters" in note)

@@ -48,16 +48,18 @@ def advise(
     known_notes: Collection[str] = (),
     defaults: Collection[str] = DEFAULTS,
     before: Cells = (),
+    unsure: tuple[str, str] = ("", ""),
 ) -> Recommendation:
     """The recommendation for ``culprit`` from every cell measured there.
 
     ``observations``: all columns at the culprit. ``flips``: "old → new" lines of its patch that move a switch's
     default. ``forced_unchanged``: every forced path answers at the culprit as at its parent. ``known_notes``: what the
     probe noted at the parent too. ``defaults``: names of the paths that force nothing.
-    ``before``: the same columns at the parent.
+    ``before``: the same columns at the parent. ``unsure``: where runs disagree, why nobody is named and which run would
+    tell more.
     """
     if len(suspects) != 1 or not confirmed:
-        return _hold(suspects, culprit, context)
+        return _hold(suspects, culprit, context, unsure)
     broken = [o for o in observations if o.column in set(diverging) and o.verdict is Verdict.BAD]
     if not broken:
         return _unmeasured(culprit, context)
@@ -169,7 +171,9 @@ def _apart(one: Predicate, other: Predicate, good: Cells) -> str:
     return text_of({**one, **fails})
 
 
-def _hold(suspects: Sequence[str], culprit: Change, context: Sequence[str]) -> Recommendation:
+def _hold(suspects: Sequence[str], culprit: Change, context: Sequence[str], unsure: tuple[str, str]) -> Recommendation:
+    if unsure[0]:
+        return Recommendation(action=Action.HOLD, because=(unsure[0], *context), missing=(unsure[1],))
     if len(suspects) > 1:
         some = ", ".join(s[:9] for s in suspects[:6]) + (f" and {len(suspects) - 6} more" if len(suspects) > 6 else "")
         because = f"any of {len(suspects)} commits may be the cause: the ones between could not be tested"
@@ -195,7 +199,7 @@ def _why_not_gate(
 ) -> list[str]:  # fmt: skip
     """Reasons, none when a gate is possible."""
     no_switch = [] if switch else [f"nothing in the repository turns {path.name} off: there is no switch to gate"]
-    if any(o.reason is Reason.NONDETERMINISTIC for o in bad):
+    if any(o.reason in (Reason.NONDETERMINISTIC, Reason.FLAKY) for o in bad):
         return [f"{path.name} is not repeatable under identical inputs: no condition makes that right"]
     if not good:
         return [f"every cell of {path.name} that could be run is bad: there is nothing to keep on", *no_switch]

@@ -21,7 +21,8 @@ NO_RUN: Json = {
 def build(events: Sequence[Mapping[str, Any]]) -> Json:
     """report.json (schema: report.schema.json beside this file) from the events of a run, in their order.
 
-    A resumed run concludes anew: transitions, advice and end count only from the last ``range`` event on.
+    A resumed run concludes anew: transitions, advice, end, commits skipped and notes about the answer count only from
+    the last ``range`` event on; what was noted of the machine and of measurements stays true.
     """
     of = _by_kind(events)
     concluded = _by_kind(events[_last_range(events) :])
@@ -42,7 +43,7 @@ def build(events: Sequence[Mapping[str, Any]]) -> Json:
             "evaluated": list(dict.fromkeys(o["sha"] for o in observations if o["timing"])),
             "must_look": reach["must_look"],
             "window": reach["window"],
-            "skipped": list(dict.fromkeys(s["sha"] for s in of.get("skip", []))),
+            "skipped": list(dict.fromkeys(s["sha"] for s in concluded.get("skip", []))),
             "marked": marks(events),
             "note": reach["note"],
         },
@@ -51,7 +52,7 @@ def build(events: Sequence[Mapping[str, Any]]) -> Json:
         "transitions": transitions,
         "first_diverging": first_diverging(reach["changes"], transitions, observations, advice),
         "recommendation": advice,
-        "notes": list(dict.fromkeys(note["text"] for note in of.get("note", []))),
+        "notes": notes(events),
         "timing": timing(observations),
         "status": end["status"],
         "exit_code": end["exit_code"],
@@ -83,6 +84,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
+
+
+def notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each once, in their order, without those about an answer that was given anew since."""
+    last = _last_range(events)
+    kept = (
+        event["text"] for at, event in enumerate(events)
+        if event["event"] == "note" and (at >= last or event.get("about") != "answer")
+    )  # fmt: skip
+    return list(dict.fromkeys(kept))
 
 
 def marks(events: Sequence[Mapping[str, Any]]) -> list[Json]:
@@ -157,7 +168,8 @@ def first_diverging(
         return None
     sha = first["suspects"][0]
     same = [t for t in found if t["suspects"] == first["suspects"]]
-    shown = [o for o in observations if o["sha"] == sha and column_of(o) == column_of(first)]
+    runs = [o for o in observations if o["sha"] == sha and column_of(o) == column_of(first)]
+    shown = [o for o in runs if o["verdict"] == "bad"] or runs  # where runs disagree, what fails is what is told
     change, at = changes[position[sha]], position[sha]
     return {
         "sha": sha,

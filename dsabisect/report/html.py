@@ -48,6 +48,7 @@ def render(report: Report, *, logs: str = "logs") -> str:
         report=report,
         run=report["run"],
         reach=report["range"],
+        marked=text.marked(report),
         first=report["first_diverging"],
         given=report["recommendation"],
         answer=page.answer(report),

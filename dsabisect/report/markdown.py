@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsabisect.report import text
-from dsabisect.report.build import column_of
 
 SPECIAL = re.compile(r"[\\`*_{}\[\]!|~$]")
 BLOCK = re.compile(r"^(?:[-+=#]|(?<!\d)\d+(?=[.)]))")  # would begin a list, a heading or an underline
@@ -48,7 +47,7 @@ def code(foreign: object, limit: int = 300) -> str:
 
 
 def render(report: Report) -> str:
-    parts = [_head(report), _because(report), _table(report), _again(report), _environment(report)]
+    parts = [_head(report), _because(report), _table(report), _notes(report), _again(report), _environment(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -62,9 +61,8 @@ def _head(report: Report) -> str:
     parent = f"parent {code(first['parent'][:12])}"
     parts.append(f"**{word}:** {code(first['sha'][:12])} {safe(first['title'])} ({who}; {parent})")
     parts.append(f"**Diverges:** {safe(text.diverges(report, first), 400)}")
-    runs = text.confirmation(report, first)
-    if runs:
-        parts.append(f"**{'Confirmed' if first['confirmed'] else 'Run again'}:** {safe(runs)}, from clean builds")
+    runs = text.confirmed(report, first)
+    parts.append(f"**{'Confirmed' if first['confirmed'] else 'Not'}:** {safe(runs, 400)}")
     proven = text.proposed(report)
     if proven:
         parts.append(f"**{proven[0]}:** {safe(proven[1], 400)}")
@@ -101,26 +99,36 @@ def _table(report: Report) -> str:
     if first is None:
         return ""
     shas = [sha for sha in (first["parent"], first["sha"]) if sha]
-    seen: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for o in report["observations"]:
-        seen[o["sha"], column_of(o)] = o
+    seen = text.latest(report["observations"])
     lines = ["### Parent and culprit", "", "| cells | parent | culprit |", "|---|---|---|"]
     for name, columns in text.groups(report).items():
-        sides = [_side([seen[sha, c] for c in columns if (sha, c) in seen]) for sha in shas]
+        sides = [_side([seen[sha][c] for c in columns if c in seen.get(sha, {})]) for sha in shas]
         lines.append(f"| {safe(name)} ({len(columns)}) | {' | '.join(['', *sides][-2:])} |")
     return "\n".join(lines)
 
 
 def _side(cells: Sequence[Mapping[str, Any]]) -> str:
     """`bad: <detail of the first bad cell>`, `good`, `absent`, … or several of them."""
-    kinds = sorted({"absent" if o["reason"] == "absent" else o["verdict"] for o in cells})
+    kinds = sorted({_word(o) for o in cells})
     shown = next((o["detail"] for o in cells if o["verdict"] == "bad"), "")
     return ", ".join(kinds) + (f": {_cell(code(shown, 120))}" if shown else "")
+
+
+def _word(o: Mapping[str, Any]) -> str:
+    if o.get("unsteady"):
+        return "bad in some runs"
+    return "absent" if o["reason"] == "absent" else str(o["verdict"])
 
 
 def _cell(shown: str) -> str:
     """A pipe would end the cell even inside a code span; behind a backslash it is shown as itself."""
     return shown.replace("|", "\\|")
+
+
+def _notes(report: Report) -> str:
+    """What a person said, then what the run noted."""
+    lines = [f"- {safe(line, 600)}" for line in (*text.marked(report), *report["notes"])]
+    return "### Notes\n\n" + "\n".join(lines) if lines else ""
 
 
 def _again(report: Report) -> str:

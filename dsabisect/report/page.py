@@ -16,6 +16,7 @@ CELLS = {  # mark of the text report → class, sign, word
     ".": ("g", "·", "good"),
     "X": ("b", "✕", "bad"),
     "x": ("m", "×", "some bad"),
+    "~": ("m", "~", "does not repeat"),
     "?": ("s", "?", "untestable"),
     "-": ("a", "–", "absent"),
     " ": ("n", "", "not measured"),
@@ -239,7 +240,8 @@ def _said(o: Mapping[str, Any]) -> str:
     """`matched` alone for what is good: its numbers are in the share."""
     if o["verdict"] == "good":
         return str(o["reason"])
-    return text.plain(f"{o['reason']}: {o['detail']}" if o["detail"] else o["reason"], 240)
+    told = f"{o['reason']}: {o['detail']}" if o["detail"] else o["reason"]
+    return text.plain(f"in some runs {told}" if o.get("unsteady") else told, 240)
 
 
 # ---- logs ---------------------------------------------------------------------------------------------------

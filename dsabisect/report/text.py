@@ -19,6 +19,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[
 UNSEEN = re.compile(  # control characters, what turns or hides text, halves of surrogate pairs
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+SAID = {"good": "good", "bad": "bad", "skip": "not testable"}
 TELLING = ("rope", "mode", "layout", "deep_gemm", "arch", "heads", "next_n", "lens", "scale", "graph", "page", "data")
 Report = Mapping[str, Any]
 Facets = Mapping[str, Mapping[str, Any]]  # column → facets of its cells
@@ -64,7 +65,8 @@ def confirmed(report: Report, first: Mapping[str, Any]) -> str:
     runs = confirmation(report, first)
     posterior = _posterior(report, first)
     if posterior is not None:
-        how = f"posterior {posterior:.2f}, from runs that do not repeat"
+        how = f"posterior {posterior:.2f}: {_fails(report, first['sha'], first['column'])} of its runs fail"
+        how += f", {_fails(report, first['parent'], first['column'])} at the parent" if first["parent"] else ""
         return how if first["confirmed"] else f"confirmed: {how}"
     if first["confirmed"]:
         return f"{runs}; clean builds"
@@ -76,6 +78,16 @@ def _posterior(report: Report, first: Mapping[str, Any]) -> float | None:
     mine = [t for t in report["transitions"] if column_of(t) == first["column"] and first["sha"] in t["suspects"]]
     unsure = [float(t["confidence"]) for t in mine if t["confidence"] < 1]
     return min(unsure) if unsure else None
+
+
+def _fails(report: Report, sha: str, column: str) -> str:
+    """`5 of 8`"""
+    runs = [o for o in report["observations"] if o["sha"] == sha and column_of(o) == column and _was_run(o)]
+    return f"{sum(o['verdict'] == 'bad' for o in runs)} of {len(runs)}"
+
+
+def _was_run(o: Mapping[str, Any]) -> bool:
+    return bool(o["source"] == "measured" and o["verdict"] in ("good", "bad"))
 
 
 def diverges(report: Report, first: Mapping[str, Any]) -> str:
@@ -228,8 +240,8 @@ def matrix(report: Report) -> list[str]:
     letters = [letter(i) for i in range(len(named))]
     titles = {c["id"]: c["title"] for c in report["range"]["commits"]}
     lines = [_cut(f"{sign:<2} {key} ({len(cs)})") for sign, (key, cs) in zip(letters, named.items(), strict=True)]
-    legend = ". good  X bad  x some bad  ? untestable  - absent"
-    lines += ["", _cut(f"{'commit':<9}  {' '.join(f'{x:<2}' for x in letters)} {legend}")]
+    lines += ["", ". good  X bad  x some bad  ~ does not repeat  ? untestable  - absent", ""]
+    lines.append(_cut(f"{'commit':<9}  {' '.join(f'{x:<2}' for x in letters)}").rstrip())
     for sha in order:
         cells = " ".join(f"{mark(rows[sha], columns):<2}" for columns in named.values())
         lines.append(_cut(f"{sha[:9]}  {cells} {plain(titles[sha])}").rstrip())
@@ -283,17 +295,27 @@ def letter(index: int) -> str:
 
 
 def latest(observations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """sha → column → its last observation."""
+    """sha → column → its last observation; of one that was both good and bad the last bad one, as `unsteady`."""
     rows: dict[str, dict[str, Mapping[str, Any]]] = {}
     for o in observations:
-        rows.setdefault(o["sha"], {})[column_of(o)] = o
+        row, column = rows.setdefault(o["sha"], {}), column_of(o)
+        row[column] = _beside(row.get(column), o)
     return rows
+
+
+def _beside(before: Mapping[str, Any] | None, o: Mapping[str, Any]) -> Mapping[str, Any]:
+    unsteady = before is not None and (before.get("unsteady") or {before["verdict"], o["verdict"]} == {"good", "bad"})
+    if before is None or not unsteady:
+        return o
+    return {**(o if o["verdict"] == "bad" else before), "unsteady": True}
 
 
 def mark(row: Row, columns: Sequence[str]) -> str:
     seen = [row[c] for c in columns if c in row]
     if not seen:
         return " "
+    if any(o.get("unsteady") for o in seen):
+        return "~"
     if any(o["verdict"] == "bad" for o in seen):
         return "X" if all(o["verdict"] == "bad" for o in seen) else "x"
     if all(o["reason"] == "absent" for o in seen):
@@ -314,6 +336,7 @@ def footer(report: Report) -> list[str]:
         f" on {run['device']['name']} ({run['device']['arch']})"
     )
     lines = textwrap.wrap(plain(counts), WIDTH)
+    lines += [line for told in marked(report) for line in _wrapped("said", told)]
     lines += [line for note in report["notes"] for line in _wrapped("note", note)]
     first = report["first_diverging"]
     if first is None:
@@ -323,6 +346,16 @@ def footer(report: Report) -> list[str]:
         lines.append(_lead("log") + f"logs/{plain(shown['log'])} in the run folder")
     lines.append("see it again (good, then bad):")
     return lines + [f"  {again(report, sha)}" for sha in (first["parent"], first["sha"]) if sha]
+
+
+def marked(report: Report) -> list[str]:
+    """What a person said: `1234567 is bad, of fused/e2e-neox (by hand)`"""
+    return [
+        f"{mark['sha'][:9]} is {SAID[mark['verdict']]}"
+        + (f", of {mark['column']}" if mark["column"] else "")
+        + " (by hand)"
+        for mark in report["range"]["marked"]
+    ]
 
 
 def again(report: Report, sha: str, column: str = "") -> str:

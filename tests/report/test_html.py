@@ -136,7 +136,7 @@ def test_what_a_person_said_is_shown_as_that() -> None:
     document = build.build(gate_story())
     document["range"]["marked"] = [{"sha": sha(3), "verdict": "skip", "column": ""}]
     words = " ".join(" ".join(Reader(html.render(document)).words).split())
-    assert f"Said by a person {sha(3)[:9]} skip" in words
+    assert f"Said by a person {sha(3)[:9]} is not testable (by hand)" in words
 
 
 def test_what_is_not_measured_is_a_gap_not_a_verdict() -> None:

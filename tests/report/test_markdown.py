@@ -25,7 +25,7 @@ def test_a_gate() -> None:
         f" (Ada Author, 2026-05-06; parent `{sha(4)[:12]}`)"
     )
     assert "**Diverges:** fused, 1 of 2 cells: end\\_to\\_end diff: 0.41 &gt; 0.0021 allowed (row 3)" in lines
-    assert "**Confirmed:** parent good, culprit bad, parent good, culprit bad, from clean builds" in lines
+    assert "**Confirmed:** parent good, culprit bad, parent good, culprit bad; clean builds" in lines
     assert "**Switch:** `FUSION`. Stays on: fused for rope = interleaved. Goes off: fused for rope = neox." in lines
     assert "- missing: only sm90 was run" in lines
     assert "| fused rope=neox (1) | absent | bad: `end_to_end diff: 0.41 > 0.0021 allowed (row 3)` |" in lines
