@@ -12,6 +12,7 @@ from dsabisect import calibrate, engine, session
 from dsabisect.errors import GoldenError
 from dsabisect.model import Device
 from dsabisect.outside import calibration, golden
+from dsabisect.report import html, markdown
 from dsabisect.targets import demo
 
 WHOLE = golden.load()
@@ -55,6 +56,9 @@ def test_a_good_commit_is_measured_kept_and_used(history: demo.DemoHistory, root
     answer = engine.check(request(history, root, tmp_path / "two", bad=history.tip), said.append)
     assert answer.exit_code == 0 and any("1 of 1 end-to-end cases were measured" in line for line in said)
     assert answer.report["run"]["golden"]["key"] == measured.key
+    assert "1 of 1 end-to-end cases were measured" in answer.report["run"]["golden"]["baselines"]
+    assert "1 of 1 end-to-end" in markdown.render(answer.report)
+    assert "1 of 1 end-to-end" in html.render(answer.report)
     allowed = answer.report["observations"][0]["comparisons"]
     (diff,) = [c for c in allowed if c["name"] == "diff"]
     assert diff["tolerance"]["max"] in [pytest.approx(2 * b + 1e-5) for b in baseline]

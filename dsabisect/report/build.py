@@ -13,8 +13,8 @@ UNFINISHED: Json = {"status": "unfinished", "exit_code": None, "finished": None,
 NO_RANGE: Json = {"changes": [], "relevant": [], "note": "", "must_look": [], "window": 0}
 NO_RUN: Json = {
     "tool_version": "", "repo": "", "target": "", "good": "", "bad": "", "device": {"name": "", "arch": ""},
-    "paths": [], "suite": "", "environment": {}, "golden": {"root": "", "key": "", "cases": 0}, "command": [],
-    "settings": {}, "started": "",
+    "paths": [], "suite": "", "environment": {}, "golden": {"root": "", "key": "", "cases": 0, "baselines": ""},
+    "command": [], "settings": {}, "started": "",
 }  # fmt: skip
 
 

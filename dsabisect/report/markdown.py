@@ -145,4 +145,5 @@ def _environment(report: Report) -> str:
     lines = [f"- {safe(name)}: {code(value)}" for name, value in sorted(run["environment"].items())]
     golden = run["golden"]
     lines.append(f"- golden set: {code(golden['key'][:16])}, {golden['cases']} cases, suite {safe(run['suite'])}")
+    lines += [f"- baselines: {safe(golden['baselines'])}"] if golden.get("baselines") else []
     return "### Environment\n\n" + "\n".join(lines)
