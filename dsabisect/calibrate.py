@@ -18,6 +18,7 @@ from dsabisect.outside import calibration, golden
 from dsabisect.session import Request, open_session
 
 MEASURED = (Stage.LOGITS, Stage.END_TO_END)
+TOLD = 5  # cells that are not good, named in the error
 
 
 @dataclass(kw_only=True)
@@ -55,9 +56,9 @@ def calibrate(request: Request, say: Callable[[str], None], folder: Path | None 
         observations = evaluator.evaluate(sha, session.columns, purpose="calibrate")
         wrong = [o for o in observations if o.verdict is not Verdict.GOOD or o.outcome is Outcome.ABSENT]
         if wrong or not seen.by_case:
-            what = f"{sha[:9]} is no baseline: " + (
-                f"{wrong[0].column} {wrong[0].detail}" if wrong else "no logits seen"
-            )
+            told = [f"{o.column} {o.detail}" for o in wrong[:TOLD]]
+            told += [f"and {len(wrong) - TOLD} more"] if len(wrong) > TOLD else []
+            what = f"{sha[:9]} is no baseline: " + ("; ".join(told) or "no logits seen")
             remedy = f"Choose another --commit, or only the --path that is right (logs: {evaluator.run_dir})"
             raise GoldenError(what, where=request.device, remedy=remedy)
         kept = {id: calibration.entry(plain, plain.by_id[id], e) for id, e in seen.by_case.items()}

@@ -213,7 +213,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
             "--case",
             "cases",
             multiple=True,
-            help="Case id or its beginning; may be repeated. Default: the whole suite.",
+            help="Case id, or the beginning of several; may be repeated. Default: the whole suite.",
         ),
         click.option(
             "--suite",
@@ -643,7 +643,7 @@ def golden_propose(folder: Path, golden: Path | None) -> None:
     from dsabisect.outside import golden as goldens
     from dsabisect.outside import regenerate
 
-    new, found = regenerate.propose(folder, goldens.load(golden))
+    new, found = regenerate.propose(folder, goldens.load(golden, replaced=True))
     tell("\n".join([regenerate.HEADER, *map(str, found)]) if found else "nothing differs")
     say(f"{new.describe()}\naccept it: dsabisect golden accept {folder} --reason TEXT")
 

@@ -166,10 +166,13 @@ def choose_cases(goldens: golden.GoldenSet, suite: str, asked: Sequence[str]) ->
     cases = goldens.cases(suite)
     if not asked:
         return tuple(cases)
-    chosen = tuple(c for c in cases if c.id.startswith(tuple(asked)))
-    if not chosen:
-        raise UsageError(f"no case of suite {suite!r} begins with {asked[0]!r}", remedy="`dsabisect cases` lists them")
-    return chosen
+    ids, chosen = {c.id for c in cases}, set[str]()
+    for name in asked:
+        found = {name} & ids or {id for id in ids if id.startswith(name)}  # a whole id is that case, no longer one too
+        if not found:
+            raise UsageError(f"no case of suite {suite!r} begins with {name!r}", remedy="`dsabisect cases` lists them")
+        chosen |= found
+    return tuple(c for c in cases if c.id in chosen)
 
 
 # ---- opening -----------------------------------------------------------------------------------------------

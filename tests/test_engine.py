@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsabisect import conclude, engine, marking
+from dsabisect import conclude, engine, marking, session
 from dsabisect.errors import EnvironmentFault, RepositoryError, UsageError
+from dsabisect.outside import golden
 from dsabisect.report import html, markdown, text
 from dsabisect.session import Request
 from dsabisect.targets import demo
@@ -433,3 +434,15 @@ def test_what_many_columns_or_commits_share_is_said_once(make: Callable[..., Mad
     answer = made.run(bad=end, skip=tuple(outside), suspect=tuple(outside), max_evals=2)
     assert len([note for note in answer.report["notes"] if "nothing that matters changes there" in note]) == 2
     assert all("and 2 more" in note for note in answer.report["notes"] if "nothing that matters" in note)
+
+
+def test_a_whole_case_id_is_that_case_and_a_beginning_is_all_of_them() -> None:
+    whole = golden.load()
+    (one,) = session.choose_cases(whole, "default", ["e2e-neox-h32-decode"])
+    assert one.id == "e2e-neox-h32-decode"
+    begun = session.choose_cases(whole, "default", ["e2e-neox-h32-dec", "topk-ties"])
+    assert {c.id for c in begun} == {
+        c.id for c in whole.cases("default") if c.id.startswith("e2e-neox-h32-dec") or c.id == "topk-ties"
+    }
+    with pytest.raises(UsageError, match="nothing-like-it"):
+        session.choose_cases(whole, "default", ["topk-ties", "nothing-like-it"])
