@@ -17,6 +17,8 @@ from dsabisect.model import Case, Stage
 Run = dict[str, Tensor]
 Inputs = Mapping[str, Tensor]
 Golden = Mapping[str, Tensor]
+SHOWS = 16385  # keys in a row: in longer ones less than what is allowed are one value (logits), two pages (end to end)
+MANY_ROWS = 4096
 
 
 def right(case: Case, inputs: Inputs, golden: Golden) -> Run:
@@ -69,7 +71,7 @@ def select(logits: Tensor, lens: Tensor, k: int, *, last_first: bool = False) ->
 def planted(case: Case, inputs: Inputs, golden: Golden, good: Run) -> Iterator[tuple[str, Run]]:
     """(name, outputs) of every fault that has meaning for this case; ``good`` are its right outputs."""
     if case.stage is Stage.TOPK:
-        yield from _planted_topk(inputs, good)
+        yield from _planted_topk(case, inputs, good)
     elif case.stage is Stage.QUANT:
         yield from _planted_quant(case, golden, good)
     elif case.stage is Stage.METADATA:
@@ -90,21 +92,36 @@ def _planted_outputs(case: Case, golden: Golden, good: Run) -> Iterator[tuple[st
         "NaN in one valid position": lambda x: _in_rows(x, rows == row, torch.full_like(x, torch.nan), low, low + 1),
         "causal off by one": lambda x: x.index_put((rows, last), torch.tensor(-torch.inf)),
     }
-    if case.stage is Stage.LOGITS:
+    if case.stage is Stage.LOGITS and int(length.max()) <= SHOWS:
         edits["last position not written"] = lambda x: x.index_put((rows, last), torch.tensor(0.0))
     if high - low >= 8:
-        edits["one bad row"] = lambda x: _in_rows(x, rows == row, x.roll(1, -1), low + 1, high)
-    paged = (length >= 2 * oracle.PAGE) & (start == 0)
+        many = f" of {MANY_ROWS}" if len(length) >= MANY_ROWS else ""
+        edits[f"one bad row{many}"] = lambda x: _in_rows(x, rows == row, x.roll(1, -1), low + 1, high)
+    paged = (length >= 2 * oracle.PAGE) & (start == 0) & ((length <= SHOWS) | (case.stage is Stage.LOGITS))
     if bool(paged.any()):
         order = torch.arange(logits.shape[1])
         order[: 2 * oracle.PAGE] = order[: 2 * oracle.PAGE].roll(oracle.PAGE)
         edits["two pages swapped"] = lambda x: _in_rows(x, paged, x[:, order], 0, 2 * oracle.PAGE)
     if case.shape.get("clean"):
         edits["cleaned with zeros"] = lambda x: torch.where(compare.valid(golden, x.shape[1]), x, 0.0)
+        edits["stale tail read as valid"] = lambda x: torch.where(compare.valid(golden, x.shape[1]), x, STALE)
     for name, edit in edits.items():
         yield name, _answer(case, golden, edit(logits))
     if "topk" in good and int(length.max()) > 1:
         yield "duplicate index", {**good, "topk": _duplicated(good["topk"], row)}
+    if "topk" in good:
+        yield "stale tail read as valid", {**good, "topk": _with_tails(logits, length, int(case.shape["topk"]))}
+
+
+STALE = 1e30  # what an earlier request left where nothing may be read
+
+
+def _with_tails(logits: Tensor, lens: Tensor, k: int) -> Tensor:
+    """Top-k of rows [rows, width] that are taken to end with their page: what is behind their end is selected too."""
+    width = oracle.PAGE * (1 + int(lens.max()) // oracle.PAGE)
+    wide = torch.nn.functional.pad(logits, (0, max(0, width - logits.shape[1])))
+    stale = torch.where(torch.arange(wide.shape[1])[None, :] < lens[:, None], wide, STALE)
+    return select(stale, oracle.PAGE * (1 + lens // oracle.PAGE), k)
 
 
 def _in_rows(x: Tensor, rows: Tensor, other: Tensor, low: int, high: int) -> Tensor:
@@ -165,9 +182,10 @@ def _rolled_scale(case: Case, inputs: Inputs) -> dict[str, Tensor]:
     return {"kv_cache": cache}
 
 
-def _planted_topk(inputs: Inputs, good: Run) -> Iterator[tuple[str, Run]]:
+def _planted_topk(case: Case, inputs: Inputs, good: Run) -> Iterator[tuple[str, Run]]:
     topk, lens = good["topk"], inputs["row_lens"].long()
     row = int(lens.argmax())
+    yield "stale tail read as valid", {"topk": _with_tails(inputs["logits"], lens, int(case.shape["topk"]))}
     yield "duplicate index", {"topk": _duplicated(topk, row)}
     one = topk.clone()
     one[row, 0] = int(lens[row])

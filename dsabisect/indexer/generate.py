@@ -292,19 +292,28 @@ def _ragged(case: Case, poison: str) -> dict[str, Array]:
         tail = _poison(case, poison, (-(-padding // PAGE), PAGE_BYTES))
         tail8, tail_scale = tail[:, : PAGE * D].reshape(-1, D), tail[:, PAGE * D :].copy().view(np.float32).reshape(-1)
         k8, k_scale = np.concatenate([k8, tail8[:padding]]), np.concatenate([k_scale, tail_scale[:padding]])
-    ks, ke = _windows(tokens, keys)
+    ks, ke = _windows(tokens, _bounds(case))
     return {
         "q": q8, "k": k8, "k_scale": k_scale, "weights": (w * q_scale).astype(np.float32), "ks": ks, "ke": ke,
     }  # fmt: skip
 
 
-def _windows(tokens: int, keys: int) -> tuple[Array, Array]:
-    """ks, ke [T]: three sequences share the key axis; each token sees its own sequence up to its own position."""
-    bounds = [0, keys // 8, keys // 2, keys]
+def _bounds(case: Case) -> list[int]:
+    """Where the sequences that share the key axis begin, and its end: an eighth, three eighths and a half of the keys,
+    unless the case says how many keys each has."""
+    keys, bounds = case.shape["keys"], [0]
+    for n in case.shape.get("sequences", ()):
+        bounds.append(bounds[-1] + int(n))
+    return bounds if len(bounds) > 1 else [0, keys // 8, keys // 2, keys]
+
+
+def _windows(tokens: int, bounds: Sequence[int]) -> tuple[Array, Array]:
+    """ks, ke [T]: each token sees its own sequence up to its own position; the sequences have about as many tokens."""
+    parts = len(bounds) - 1
     ks, ke = np.empty(tokens, dtype=np.int32), np.empty(tokens, dtype=np.int32)
     for t in range(tokens):
-        part = t * 3 // tokens
-        last = -(-(part + 1) * tokens // 3)
+        part = t * parts // tokens
+        last = -(-(part + 1) * tokens // parts)
         low, high = bounds[part], bounds[part + 1]
         ks[t], ke[t] = low, max(low + 1, high - (last - 1 - t))
     return ks, ke

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,7 @@ from dsabisect.indexer import controls, generate, imported, oracle
 from dsabisect.model import Case, Stage, digest, to_json
 
 SCHEMA = 1
-FLOOR = {"smoke": 66, "default": 89, "full": 97}  # fewer cases than this is a damaged set, never a pass
+FLOOR = {"smoke": 66, "default": 187, "full": 226}  # fewer cases than this is a damaged set, never a pass
 REMEDY = "Restore the folder from version control (`git checkout -- golden`), or name another with --golden"
 ACCEPTED, SEAL = "accepted.json", "SHA256SUMS"
 IMPORTED = "inputs.safetensors"  # a set of captured activations stores its inputs
@@ -126,15 +126,17 @@ def default_root() -> Path:
     return inside if inside.is_dir() else inside.parents[1] / "golden"
 
 
-def load(roots: Path | Sequence[Path] | None = None) -> GoldenSet:
+def load(roots: Path | Sequence[Path] | None = None, *, replaced: bool = False) -> GoldenSet:
     """The set in ``roots`` (None or none: :func:`default_root`), every byte of it verified; several are joined.
+
+    One that is being ``replaced`` may hold fewer cases than the floor: the grid has grown since.
 
     Raises:
         GoldenError: missing, unreadable, LFS pointer text, another schema or generator, a hash that does not agree,
             too few cases, or one case in two of the folders.
     """
     folders = [roots] if isinstance(roots, (str, Path)) else list(roots or ())
-    sets = [_load(Path(folder)) for folder in folders or [default_root()]]
+    sets = [_load(Path(folder), replaced) for folder in folders or [default_root()]]
     return sets[0] if len(sets) == 1 else _joined(sets)
 
 
@@ -154,7 +156,7 @@ def _joined(sets: Sequence[GoldenSet]) -> GoldenSet:
     )  # fmt: skip
 
 
-def _load(folder: Path) -> GoldenSet:
+def _load(folder: Path, replaced: bool) -> GoldenSet:
     raw = _read(folder / "manifest.json")
     try:
         manifest = json.loads(raw)
@@ -165,7 +167,7 @@ def _load(folder: Path) -> GoldenSet:
         where = str(folder / "manifest.json")
         raise GoldenError(f"golden manifest cannot be read: {error!r}", where=where, remedy=REMEDY) from error
     accepted = _check_seal(folder)
-    if manifest.get("kind") != "imported":
+    if manifest.get("kind") != "imported" and not replaced:
         _check_floor(cases, folder)
     kept: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in ("golden", "inputs")}
     for name, pinned in sorted(blobs.items()):
@@ -384,7 +386,10 @@ _MAKE = {
 }  # fmt: skip
 
 
-def write(root: Path, chosen: Sequence[Case] = grid.CASES) -> None:
+Settle = Callable[[Case, dict[str, Tensor]], dict[str, Tensor]]  # what is stored of a case, given what was made
+
+
+def write(root: Path, chosen: Sequence[Case] = grid.CASES, settle: Settle = lambda case, made: made) -> None:
     """Make and write the whole set: one blob a stage, one manifest, in which each case lists what rejects each control.
 
     Twice gives identical bytes. The manifest comes last: until then the old one disagrees with new blobs.
@@ -395,15 +400,19 @@ def write(root: Path, chosen: Sequence[Case] = grid.CASES) -> None:
     blobs: dict[str, dict[str, Tensor]] = {}
     listed: dict[str, Any] = {}
     for case in chosen:
-        tensors, listed[case.id] = judged(case, {p: generate.inputs(case, poison=p) for p in generate.POISONS}, root)
+        inputs = {p: generate.inputs(case, poison=p) for p in generate.POISONS}
+        tensors, listed[case.id] = judged(case, inputs, root, settle)
         into = blobs.setdefault(f"{case.stage.value}.safetensors", {})
         into.update({f"{case.id}/{name}": tensor.contiguous() for name, tensor in tensors.items()})
     save(root, blobs, listed)
 
 
-def judged(case: Case, inputs: Mapping[str, Mapping[str, Tensor]], root: Path) -> tuple[dict[str, Tensor], Any]:
+def judged(
+    case: Case, inputs: Mapping[str, Mapping[str, Tensor]], root: Path, settle: Settle = lambda case, made: made
+) -> tuple[dict[str, Tensor], Any]:
     """(golden tensors, manifest entry) of a case. BadOracle when a negative control is accepted."""
-    tensors, hashes = make_from(case, inputs)
+    made, hashes = make_from(case, inputs)
+    tensors = settle(case, made)
     rejected, unsound = controls.examine(case, inputs["a"], tensors)
     _refuse(case, rejected, unsound, root)
     return tensors, _entry(case, tensors, hashes, rejected)

@@ -25,24 +25,91 @@ def test_ids_and_seeds_are_unique_and_suites_nest() -> None:
         cases.suite("huge")
 
 
-@pytest.mark.parametrize("suite", ["smoke", "default"])
-def test_end_to_end_is_crossed_in_full(suite: str) -> None:
-    modes = {("decode", 1), ("target_verify", 2), ("target_verify", 4), ("draft_extend", 2), ("prefill", None)}
+MODES = {("decode", 1), ("target_verify", 2), ("target_verify", 4), ("draft_extend", 2), ("prefill", None)}
+MORE = {("target_verify", 3), ("target_verify", 6), ("draft_extend", 4)}
+
+
+@pytest.mark.parametrize(("suite", "modes"), [("smoke", MODES), ("default", MODES | MORE)])
+def test_end_to_end_is_crossed_in_full(suite: str, modes: set[tuple[str, int | None]]) -> None:
     seen = {tuple(c.facets.get(n) for n in ("rope", "heads", "mode", "next_n")) for c in of(suite, Stage.END_TO_END)}
     assert seen == {(rope, heads, *mode) for rope, heads, mode in product(("neox", "interleaved"), (32, 64), modes)}
     assert all(c.facets["layout"] == "ragged" for c in of(suite, Stage.END_TO_END) if c.facets["mode"] == "prefill")
 
 
-@pytest.mark.parametrize("suite", ["smoke", "default"])
-def test_logits_are_crossed_in_full(suite: str) -> None:
+@pytest.mark.parametrize(("suite", "drafts"), [("smoke", (1, 2, 4)), ("default", (1, 2, 3, 4, 6))])
+def test_logits_are_crossed_in_full(suite: str, drafts: tuple[int, ...]) -> None:
     paged = {
         (c.facets["layout"], c.facets["heads"], c.facets["next_n"], c.facets["lens"])
         for c in of(suite, Stage.LOGITS) if c.facets["layout"] != "ragged"
     }  # fmt: skip
-    wanted = set(product(("native", "expanded"), (32, 64), (1, 2, 4), ("causal",)))
-    assert paged == wanted | set(product(("native",), (32, 64), (2, 4), ("full",)))
+    wanted = set(product(("native", "expanded"), (32, 64), drafts, ("causal",)))
+    assert paged == wanted | set(product(("native",), (32, 64), drafts[1:], ("full",)))
     ragged = {(c.facets["heads"], c.shape["clean"]) for c in of(suite, Stage.LOGITS) if c.facets["layout"] == "ragged"}
     assert ragged == set(product((32, 64), (False, True)))
+
+
+EDGES = {1, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 4097}
+BATCHES = {1, 4, 33}
+LONGEST = 65537
+
+
+def lengths(case: Case) -> list[int]:
+    """Context lengths. The shortest that has a meaning, next_n, stands for a length of 1."""
+    lens = case.shape.get("context_lens") or case.shape.get("seq_lens") or case.shape.get("sequences") or []
+    return [1 if n == case.facets.get("next_n") else n for n in lens]
+
+
+def sampled(suite: str, stage: Stage, names: tuple[str, ...]) -> dict[tuple[object, ...], set[tuple[str, object]]]:
+    """(facet, value) → the lengths, batch sizes and data kinds that it is seen with."""
+    seen: dict[tuple[object, ...], set[tuple[str, object]]] = {}
+    for c in of(suite, stage):
+        values = [(n, c.facets[n]) for n in names if n in c.facets]
+        if "mode" in c.facets:
+            values.append(("mode", (c.facets["mode"], c.facets.get("next_n"))))
+        for value in values:
+            found = seen.setdefault(value, set())
+            found |= {("length", n) for n in lengths(c)} | {("batch", len(lengths(c))), ("data", c.facets["data"])}
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("stage", "names", "kinds", "values"),
+    [
+        (Stage.LOGITS, ("layout", "heads", "next_n", "lens"), KINDS, 3 + 2 + 5 + 2),
+        (Stage.END_TO_END, ("rope", "heads"), {"gaussian", "correlated"}, 2 + 2 + 8),
+    ],
+)
+def test_every_value_of_every_facet_meets_every_length_batch_and_data_kind(
+    stage: Stage, names: tuple[str, ...], kinds: set[str], values: int
+) -> None:
+    wanted = {("length", n) for n in EDGES} | {("batch", n) for n in BATCHES} | {("data", kind) for kind in kinds}
+    default = sampled("default", stage, names)
+    assert len(default) == values
+    assert {value: wanted - seen for value, seen in default.items() if wanted - seen} == {}
+    full = sampled("full", stage, names)
+    assert all(("length", 16385) in seen for seen in full.values())
+
+
+def test_the_longest_context_meets_every_layout_and_number_of_heads() -> None:
+    """With one and two draft tokens: more would take the oracle minutes and the golden a megabyte each."""
+    seen = sampled("full", Stage.LOGITS, ("layout", "heads", "next_n", "lens"))
+    with_it = {value for value, found in seen.items() if ("length", LONGEST) in found}
+    assert with_it == {
+        ("layout", "native"), ("layout", "expanded"), ("layout", "ragged"), ("heads", 32), ("heads", 64),
+        ("next_n", 1), ("next_n", 2), ("lens", "causal"), ("lens", "full"),
+    }  # fmt: skip
+    assert any(LONGEST in lengths(c) for c in of("full", Stage.END_TO_END))
+
+
+def test_batches_are_ragged() -> None:
+    """Never uniform: equal lengths hide a row that reads its neighbour's."""
+    for c in of("full", Stage.LOGITS) + of("full", Stage.END_TO_END):
+        assert len(lengths(c)) <= 1 or len(set(lengths(c))) > 1, c.id
+
+
+def test_one_case_has_thousands_of_rows() -> None:
+    (case,) = [c for c in of("full", Stage.LOGITS) if len(lengths(c)) * int(c.facets.get("next_n", 1)) >= 4096]
+    assert int(case.facets["next_n"]) in (1, 2)  # what an SM90 kernel takes
 
 
 @pytest.mark.parametrize("suite", ["smoke", "default"])
@@ -61,6 +128,7 @@ def test_metadata_modes_drafts_and_architectures() -> None:
     }  # fmt: skip
     wanted = {("decode", 1)} | set(product(("target_verify", "draft_extend"), (2, 4)))
     assert seen == {(*mode, arch) for mode, arch in product(wanted, ("sm90", "sm100"))}
+    assert {c.facets["next_n"] for c in of("full", Stage.METADATA)} == {1, 2, 3, 4, 6}
     missing = [c for c in of("full", Stage.METADATA) if c.facets["deep_gemm"] == "missing"]
     assert {c.facets["part"] for c in missing} == {"backend", "indexer"}
     assert all(c.suites == ("full",) for c in missing)
@@ -83,8 +151,8 @@ def test_shapes_stay_inside_their_tables() -> None:
 
 def test_default_has_long_wide_and_single_batches() -> None:
     lens = [c.shape.get("context_lens", c.shape.get("seq_lens", [0])) for c in cases.suite("default")]
-    assert {max(n) for n in lens} >= {2049, 4097}
-    assert {len(n) for n in lens} >= {1, 4, 33}
+    assert {max(n) for n in lens} >= {2049, 4097} and max(max(n) for n in lens) < 16385
+    assert {len(n) for n in lens} >= BATCHES
     assert {c.shape["topk"] for c in of("default", Stage.END_TO_END)} >= {64, 512, 2048}
 
 

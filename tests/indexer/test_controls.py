@@ -15,13 +15,14 @@ WANTED = {
     Stage.END_TO_END: {
         "rope swapped", "hadamard on k only", "k scale off by one token", "q scale left out", "head weights swapped",
         "times two", "two pages swapped", "one bad row", "causal off by one", "NaN in one valid position",
-        "duplicate index",
+        "duplicate index", "stale tail read as valid",
     },
     Stage.LOGITS: {
         "k scale off by one token", "head weights swapped", "times two", "two pages swapped", "one bad row",
         "causal off by one", "NaN in one valid position", "ReLU left out",
     },
-    Stage.TOPK: {"duplicate index", "causal off by one", "one too few", "smallest instead of largest"},
+    Stage.TOPK: {"duplicate index", "causal off by one", "one too few", "smallest instead of largest",
+                 "stale tail read as valid"},
     Stage.QUANT: {"scales of two tokens swapped", "scale times two", "NaN instead of the largest value"},
     Stage.METADATA: {"causal off by one", "lengths of the capture", "one row too many"},
 }  # fmt: skip
@@ -42,7 +43,29 @@ def test_controls_are_rejected_and_legitimate_differences_accepted(id: str) -> N
 
 
 def test_clean_cases_have_a_control_of_the_infinite_set() -> None:
-    assert SET.manifest["cases"]["logits-ragged-h64-clean"]["controls"]["cleaned with zeros"] == "infset"
+    found = SET.manifest["cases"]["logits-ragged-h64-clean"]["controls"]
+    assert found["cleaned with zeros"] == found["stale tail read as valid"] == "infset"
+
+
+def test_a_stale_tail_is_selected_from_the_page_and_found_by_its_positions() -> None:
+    """Rows of 3 and of one whole page: what lies behind either end comes before everything that is valid."""
+    logits = torch.zeros(2, 64)
+    logits[:, 0] = 1
+    topk = controls._with_tails(logits, torch.tensor([3, 64]), 65)
+    assert set(topk[0].tolist()) == {*range(64), -1}
+    assert set(topk[1, :64].tolist()) == set(range(64, 128)) and topk[1, 64] == 0
+
+
+def test_one_bad_row_among_thousands_is_rejected() -> None:
+    assert SET.manifest["cases"]["logits-native-h32-n2-rows4096"]["controls"]["one bad row of 4096"] == "diff"
+
+
+def test_one_position_is_a_control_only_where_it_shows() -> None:
+    """One value of 65,537 is less than the tolerance: it is left out there, and rejected in every shorter row."""
+    said = {id: entry["controls"] for id, entry in SET.manifest["cases"].items() if id.startswith("logits-native")}
+    deepest = {id for id in said if id.endswith("deepest")}
+    assert len(deepest) == 2 and all("last position not written" not in said[id] for id in deepest)
+    assert all(said[id]["last position not written"] == "diff" for id in said if id.endswith(("deep", "causal")))
 
 
 def test_a_golden_too_lax_is_found_out() -> None:

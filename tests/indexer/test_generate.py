@@ -253,3 +253,15 @@ def test_sha256_sees_names_dtypes_shapes_and_bytes() -> None:
     assert len({generate.sha256(v) for v in variants}) == len(variants)
     assert generate.sha256({"a": x, "b": x + 1}) == generate.sha256({"b": x + 1, "a": x})
     assert generate.sha256({"x": x.view(2, 3).T.contiguous()}) == generate.sha256({"x": x.view(2, 3).T})
+
+
+def test_sequences_of_a_ragged_case_see_their_own_keys_only() -> None:
+    many = next(c for c in ALL.values() if len(c.shape.get("sequences", ())) == 33)
+    made, lens = generate.inputs(many), many.shape["sequences"]
+    ends = [sum(lens[: i + 1]) for i in range(33)]
+    assert made["ke"].tolist() == ends and made["ks"].tolist() == [0, *ends[:-1]]
+    four = next(c for c in ALL.values() if len(c.shape.get("sequences", ())) == 4)
+    made = generate.inputs(four)
+    n = four.shape["sequences"]
+    assert made["ks"].tolist() == [0, 0, n[0], n[0], n[0] + n[1], n[0] + n[1], sum(n[:3]), sum(n[:3])]
+    assert made["ke"].tolist()[:2] == [n[0] - 1, n[0]] and int(made["ke"][-1]) == len(made["k"]) == sum(n)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dsabisect.errors import GoldenError, UsageError
 from dsabisect.indexer import generate
+from dsabisect.model import Case
 from dsabisect.outside import golden, regenerate
 
 WHOLE = golden.load()
@@ -118,6 +119,44 @@ def test_the_table_says_what_changed_and_by_how_much(copy: Path) -> None:
 def test_a_proposal_never_overwrites_the_set() -> None:
     with pytest.raises(UsageError, match="of its own"):
         regenerate.propose(WHOLE.root, WHOLE)
+
+
+def test_a_proposal_from_another_machine_keeps_what_agrees_but_for_rounding(tmp_path: Path) -> None:
+    """Sums of another machine end in other digits. Only what differs by more may change its bytes."""
+    case = WHOLE.by_id["logits-native-h32-n1-causal"]
+    stored = dict(WHOLE.golden(case.id))
+    made = {**stored, "kth": stored["kth"] * (1 + 1e-12), "condition": stored["condition"] * (1 + 1e-9)}
+    assert not torch.equal(made["kth"], stored["kth"])
+    settled = regenerate.kept(case, made, WHOLE)
+    assert {name: generate.sha256({name: t}) for name, t in settled.items()} == WHOLE.entry(case.id)["tensors_sha256"]
+    worse = {**made, "kth": stored["kth"] * 1.01}
+    assert torch.equal(regenerate.kept(case, worse, WHOLE)["kth"], worse["kth"])
+
+
+def test_a_proposal_keeps_nothing_of_a_case_with_other_rows_or_of_none() -> None:
+    case = WHOLE.by_id["topk-ties"]
+    made = {**WHOLE.golden(case.id), "row_len": WHOLE.golden(case.id)["row_len"].flip(0)}
+    assert regenerate.kept(case, made, WHOLE) == made
+    unknown = Case(id="topk-new", stage=case.stage, facets=case.facets, shape=case.shape)
+    assert regenerate.kept(unknown, made, WHOLE) == made
+
+
+def test_propose_writes_the_stored_bytes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way, with an oracle whose sums end otherwise: the blobs hold what is stored."""
+    made = golden.make_from
+
+    def elsewhere(case: Case, inputs: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        tensors, hashes = made(case, inputs)
+        return {n: t * (1 + 2e-12) if n in ("kth", "condition") else t for n, t in tensors.items()}, hashes
+
+    monkeypatch.setattr(golden, "make_from", elsewhere)
+    monkeypatch.setattr(golden.grid, "CASES", tuple(FEW))
+    monkeypatch.setattr(golden, "FLOOR", {"smoke": len(FEW)})
+    write = golden.write
+    monkeypatch.setattr(golden, "write", lambda folder, settle: write(folder, FEW, settle))
+    new, differences = regenerate.propose(tmp_path / "new", WHOLE)
+    assert set(new.by_id) == {case.id for case in FEW}
+    assert {line.case for line in differences} == set(WHOLE.by_id) - set(new.by_id)  # left out here, none changed
 
 
 def test_a_reason_is_needed(copy: Path, tmp_path: Path) -> None:
