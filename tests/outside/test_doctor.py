@@ -174,8 +174,9 @@ def test_a_compiler_whose_programs_and_libraries_run_is_fine(env: dict[str, str]
     assert "runs" in line.found
 
 
+# Whole words only: the scratch folder's random name may hold "-c".
 CRASHES = """for last; do :; done
-case "$*" in *-shared*|*-c*) exec g++ "$@";; esac
+case " $* " in *" -shared "*|*" -c "*) exec g++ "$@";; esac
 printf '#!/bin/sh\\nkill -SEGV $$\\n' > "$last"; chmod +x "$last" """
 BREAKS_LIBRARIES = """case "$*" in
 *DSABISECT_LIBRARY*) echo 'extern "C" int dsabisect_doctor() { *(volatile int*)0 = 1; return 42; }' > "$0.cpp"
