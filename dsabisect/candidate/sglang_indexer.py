@@ -25,6 +25,7 @@ MODES = {
     "draft_extend": ForwardMode.DRAFT_EXTEND_V2,
 }  # fmt: skip
 HEAD_DIM, ROPE_DIM = 128, 64
+CONTEXT_TOKENS = 8192  # of each sequence at once, as servers do: chunked prefill
 
 
 class _OnIndexedCpu(torch.Tensor):
@@ -78,9 +79,12 @@ class Batch:
 
 
 class Metadata(Given):
-    """BaseIndexerMetadata of one forward pass; ``topk_transform`` keeps the logits and selects nothing."""
+    """BaseIndexerMetadata of one forward pass; ``topk_transform`` keeps the logits and selects nothing.
 
-    def __init__(self, batch: Batch, context_lens_2d: Tensor | None) -> None:
+    keys_only: the pass is to store keys; what the candidate hands over instead of logits is not kept.
+    """
+
+    def __init__(self, batch: Batch, context_lens_2d: Tensor | None, *, keys_only: bool = False) -> None:
         move = batch.device
         paged = batch.mode is not ForwardMode.EXTEND
         extend = [1] * int(batch.extend_lens.sum()) if paged else batch.extend_lens.tolist()
@@ -93,7 +97,7 @@ class Metadata(Given):
             attn_metadata=Given("attention metadata", topk_indices_offset=None),
             _lens=batch.seq_lens.int().to(move), _lens_cpu=batch.seq_lens.int(), _expanded=batch.expanded.to(move),
             _extend=extend, _table=table.contiguous(), _range=(start.to(move), (start + batch.expanded).to(move)),
-            _owners=batch.owners.int().to(move), taken=[],
+            _owners=batch.owners.int().to(move), taken=[], _keys_only=keys_only,
         )  # fmt: skip
 
     def get_seqlens_int32(self) -> Tensor:
@@ -123,8 +127,11 @@ class Metadata(Given):
         return self.__dict__["_owners"]  # type: ignore[no-any-return]
 
     def topk_transform(self, logits: Tensor, topk: int, ks: Tensor | None = None, **_: Any) -> Tensor:
+        nothing = torch.full((1, 1), -1, dtype=torch.int32, device=plain(logits).device).expand(logits.shape[0], topk)
+        if self._keys_only:
+            return nothing  # one number seen from everywhere: of 65,536 tokens it would be 17 GB
         self.taken.append((plain(logits).detach().clone(), None if ks is None else plain(ks).clone()))
-        return torch.full((logits.shape[0], topk), -1, dtype=torch.int32, device=plain(logits).device)
+        return nothing.clone()
 
 
 def run(loaded: Loaded, path: Mapping[str, Any], case: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Ran:
@@ -237,26 +244,33 @@ def has_native(module: Any) -> bool:
 
 
 def store_context(loaded: Loaded, indexer: Any, put: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Extend over the tokens before the query rows, so that their keys lie in the pool."""
+    """Extend over the tokens before the query rows, so that their keys lie in the pool; in pieces, as in production."""
     prefix = inputs["seq_lens"].long() - inputs["extend_lens"].long()
-    kept = prefix > 0
-    if not bool(kept.any()):
-        return
-    batch = Batch(
-        mode=ForwardMode.EXTEND, seq_lens=prefix[kept], extend_lens=prefix[kept],
-        page_table=put["page_table"][kept.to(put["page_table"].device)].contiguous(), device=loaded.device,
-    )  # fmt: skip
-    begins = torch.cumsum(inputs["seq_lens"].long(), 0) - inputs["seq_lens"].long()
-    pairs = zip(begins[kept].tolist(), prefix[kept].tolist(), strict=True)
-    rows = torch.cat([torch.arange(a, a + n) for a, n in pairs])
-    x = put["x"][rows.to(put["x"].device)]
-    q_lora = put["q_lora"].new_zeros(len(rows), put["q_lora"].shape[1])
     topk = indexer.index_topk
-    indexer.index_topk = max(int(prefix.max()), topk)  # short enough to store keys only: the queries are not wanted
     try:
-        forward(loaded, indexer, batch, Metadata(batch, None), x, q_lora)
+        for done in range(0, int(prefix.max()), CONTEXT_TOKENS):
+            until = prefix.clamp(max=done + CONTEXT_TOKENS)
+            indexer.index_topk = max(int(until.max()), topk)  # so many that only keys are stored: no query is wanted
+            store_piece(loaded, indexer, put, inputs["seq_lens"].long(), until, done)
     finally:
         indexer.index_topk = topk
+
+
+def store_piece(
+    loaded: Loaded, indexer: Any, put: Mapping[str, Tensor], seq_lens: Tensor, until: Tensor, done: int
+) -> None:
+    """Extend every sequence over its tokens ``done`` to ``until`` [B]."""
+    kept = until > done
+    batch = Batch(
+        mode=ForwardMode.EXTEND, seq_lens=until[kept], extend_lens=until[kept] - done,
+        page_table=put["page_table"][kept.to(put["page_table"].device)].contiguous(), device=loaded.device,
+    )  # fmt: skip
+    begins = torch.cumsum(seq_lens, 0) - seq_lens
+    pairs = zip(begins[kept].tolist(), until[kept].tolist(), strict=True)
+    rows = torch.cat([torch.arange(a + done, a + end) for a, end in pairs])
+    x = put["x"][rows.to(put["x"].device)]
+    q_lora = put["q_lora"].new_zeros(len(rows), put["q_lora"].shape[1])
+    forward(loaded, indexer, batch, Metadata(batch, None, keys_only=True), x, q_lora)
 
 
 def rows_of(x: Tensor, batch: Batch, seq_lens: Tensor) -> Tensor:

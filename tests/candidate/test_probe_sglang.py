@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,6 +294,37 @@ def test_metadata_of_a_verify_batch_repeats_its_tables() -> None:
     metadata = indexer.Metadata(b, None)
     assert metadata.get_page_table_64().tolist() == [[5, 1, 9]] * 2 + [[3, 7, 9]] * 2
     assert metadata.get_seqlens_int32().tolist() == [66, 3] and sum(metadata.get_dsa_extend_len_cpu()) == 4
+
+
+def test_the_context_is_stored_once_in_pieces_that_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token before the queries once, into its own slot; so many are wanted that only keys are stored."""
+    passes: list[tuple[torch.Tensor, ...]] = []
+
+    def forward(
+        loaded: object, candidate: SimpleNamespace, b: indexer.Batch, metadata: indexer.Metadata, *rows
+    ) -> None:
+        assert b.mode is ForwardMode.EXTEND and candidate.index_topk >= int(b.seq_lens.max())
+        selected = metadata.topk_transform(torch.zeros(len(b.slots), 7), 300)
+        assert selected.shape == (len(b.slots), 300) and bool((selected == -1).all()) and not metadata.taken
+        assert len(rows[1]) == len(b.slots)
+        passes.append((rows[0][:, 0], b.slots, b.positions))
+
+    monkeypatch.setattr(indexer, "forward", forward)
+    monkeypatch.setattr(indexer, "CONTEXT_TOKENS", 50)
+    table = torch.tensor([[5, 1, 9], [3, 7, 9], [2, 4, 6]], dtype=torch.int32)
+    inputs = {"seq_lens": torch.tensor([130, 2, 51]), "extend_lens": torch.tensor([2, 2, 1])}
+    put = {"page_table": table, "x": torch.arange(183.0)[:, None], "q_lora": torch.zeros(5, 8)}
+    candidate = SimpleNamespace(index_topk=64)
+    indexer.store_context(SimpleNamespace(device="cpu"), candidate, put, inputs)
+    assert candidate.index_topk == 64 and [len(rows) for rows, *_ in passes] == [100, 50, 28]
+    rows, slots, positions = (torch.cat(column) for column in zip(*passes, strict=True))
+    assert sorted(rows.tolist()) == [*range(128), *range(132, 182)]  # 130 - 2 tokens, none of 2, 51 - 1
+    begins = torch.where(rows < 130, 0, 132)
+    assert positions.tolist() == (rows - begins).tolist()
+    owner = torch.where(rows < 130, 0, 2)
+    assert slots.tolist() == [
+        int(table[o, p // 64]) * 64 + p % 64 for o, p in zip(owner, positions.tolist(), strict=True)
+    ]
 
 
 def test_ragged_logits_move_to_the_start_of_their_sequence() -> None:
