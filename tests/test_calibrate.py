@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,12 @@ def test_a_good_commit_is_measured_kept_and_used(history: demo.DemoHistory, root
     measured, sentence = calibration.applied(golden.load(root), [WHOLE.by_id[ID]], target="demo", device=CPU)
     assert "1 of 1" in sentence and history.tip[:9] in sentence and measured.key != WHOLE.key
     baseline = measured.golden(ID)["baseline_err"].tolist()
-    modelled = WHOLE.golden(ID)["baseline_err"].tolist()
-    floor = [max(error, one["median"]) for error in one["err"]]
-    assert baseline == pytest.approx([min(pair) for pair in zip(floor, modelled, strict=True)], rel=1e-5)
-    assert baseline != WHOLE.golden(ID)["baseline_err"].tolist()
+    modelled, lens = WHOLE.golden(ID)["baseline_err"].tolist(), WHOLE.golden(ID)["row_len"].tolist()
+    most = WHOLE.golden(ID)["rounding_err"].tolist()
+    expected = [value / (1 + 2.5 / n**0.5) ** 2 for value, n in zip(most, lens, strict=True)]
+    size = statistics.median(error / mean for error, mean in zip(one["err"], expected, strict=True))
+    allowed = [min(max(e, size * m), b) for e, m, b in zip(one["err"], most, modelled, strict=True)]
+    assert baseline == pytest.approx(allowed, rel=1e-5)
     said.clear()
     answer = engine.check(request(history, root, tmp_path / "two", bad=history.tip), said.append)
     assert answer.exit_code == 0 and any("1 of 1 end-to-end cases were measured" in line for line in said)
@@ -92,6 +95,16 @@ def test_a_lax_measurement_widens_nothing(root: Path) -> None:
     goldens, sentence = calibration.applied(golden.load(root), [WHOLE.by_id[ID]], target="demo", device=CPU)
     assert "1 of 1" in sentence and file.exists()
     assert goldens.golden(ID)["baseline_err"].tolist() == WHOLE.golden(ID)["baseline_err"].tolist()
+
+
+def test_a_quieter_device_is_held_to_what_it_shows_but_no_row_to_its_luck(root: Path) -> None:
+    """A third of the noise everywhere, and one row that came out 1000 times smaller still."""
+    most, lens = (WHOLE.golden(ID)[name].tolist() for name in ("rounding_err", "row_len"))
+    expected = [value / (1 + 2.5 / n**0.5) ** 2 for value, n in zip(most, lens, strict=True)]
+    kept_file(root, err=[expected[0] / 3, expected[1] / 3000, expected[2] / 3])
+    goldens, sentence = calibration.applied(golden.load(root), [WHOLE.by_id[ID]], target="demo", device=CPU)
+    assert "1 of 1" in sentence
+    assert goldens.golden(ID)["baseline_err"].tolist() == pytest.approx([value / 3 for value in most], rel=1e-9)
 
 
 def test_an_edited_or_unreadable_calibration_is_refused(root: Path) -> None:

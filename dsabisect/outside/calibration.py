@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dsabisect.errors import GoldenError, StoreError
-from dsabisect.indexer import controls
+from dsabisect.indexer import controls, rounding
 from dsabisect.model import Case, Device, Stage, digest
 from dsabisect.outside import golden
 from dsabisect.outside.golden import GoldenSet
@@ -37,18 +37,21 @@ def entry(goldens: GoldenSet, case: Case, errors: Tensor) -> dict[str, Any]:
         "err": [float(f"{value:.6g}") for value in errors.tolist()],
     }  # fmt: skip
     if case.stage is Stage.END_TO_END:
-        with_it = {**goldens.golden(case.id), "baseline_err": _baseline(kept, goldens.golden(case.id)["baseline_err"])}
+        with_it = {**goldens.golden(case.id), "baseline_err": _baseline(kept, goldens.golden(case.id))}
         kept["usable"] = not controls.examine(case, goldens.inputs(case), with_it)[1]
     return kept
 
 
-def _baseline(kept: Mapping[str, Any], modelled: Tensor) -> Tensor:
-    """A row that happened to come out small is not held to that luck: at least the median, as the modelled baseline.
+def _baseline(kept: Mapping[str, Any], of_case: Mapping[str, Tensor]) -> Tensor:
+    """A row that happened to come out small is not held to that luck: what roundings of the size that the median row
+    shows may make of it (rounding.py) is always allowed.
 
     Never more than the modelled one: no candidate, good as it may be, widens what is allowed.
     """
-    errors = torch.tensor(kept["err"], dtype=torch.float64)
-    return torch.minimum(torch.maximum(errors, errors.median()), modelled.to(torch.float64))
+    errors, rounding_err = torch.tensor(kept["err"], dtype=torch.float64), of_case["rounding_err"]
+    expected = rounding_err / rounding.luck(of_case["row_len"])
+    size = (errors / expected).median()
+    return torch.minimum(torch.maximum(errors, size * rounding_err), of_case["baseline_err"])
 
 
 def save(path: Path, provenance: Mapping[str, Any], cases: Mapping[str, Mapping[str, Any]]) -> None:
@@ -94,7 +97,7 @@ def applied(goldens: GoldenSet, cases: Sequence[Case], *, target: str, device: D
         kept = found["cases"].get(case.id, {})
         pinned = digest(dict(goldens.entry(case.id)["tensors_sha256"]))
         if kept.get("usable") and kept["golden_sha256"] == pinned:
-            tensors[case.id] = {**tensors[case.id], "baseline_err": _baseline(kept, tensors[case.id]["baseline_err"])}
+            tensors[case.id] = {**tensors[case.id], "baseline_err": _baseline(kept, tensors[case.id])}
             count += 1
     key = hashlib.sha256(f"{goldens.key} {digest(dict(found))}".encode()).hexdigest()
     where = f"{found['provenance'].get('commit', '?')[:9]} on {device.arch}"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dsabisect.errors import BadOracle, GoldenError, StoreError, UsageError
 from dsabisect.indexer import cases as grid
-from dsabisect.indexer import controls, generate, imported, oracle
+from dsabisect.indexer import controls, generate, imported, oracle, rounding
 from dsabisect.model import Case, Stage, digest, to_json
 
 SCHEMA = 1
@@ -355,16 +355,14 @@ def _end_to_end_golden(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Te
     models = [oracle.rounded_end_to_end(case, inputs, split=split) for split in (True, False)]
     errors = torch.tensor([[oracle.row_error(m, e) for m, e in zip(rows, exact, strict=True)] for rows in models])
     regrets = torch.tensor([[oracle.regret(m, e, k) for m, e in zip(rows, exact, strict=True)] for rows in models])
+    made, regretted = _rows(case, inputs, exact), regrets.double().amax(0)
+    rounding_err = (rounding.expected_error(case, inputs) * rounding.luck(made["row_len"])).clamp(max=1.0)
     return {
-        **_rows(case, inputs, exact),
-        "baseline_err": _smoothed(errors.double().amax(0)),
-        "baseline_regret": _smoothed(regrets.double().amax(0)),
+        **made,
+        "rounding_err": rounding_err,
+        "baseline_err": torch.maximum(errors.double().amax(0), rounding_err),
+        "baseline_regret": torch.maximum(regretted, regretted.median()),  # one draw a row: luck binds nobody
     }
-
-
-def _smoothed(rows: Tensor) -> Tensor:
-    """A row's rounding error is one draw: a row that happened to come out small is not held to that luck."""
-    return torch.maximum(rows, rows.median())
 
 
 def _topk_golden(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
