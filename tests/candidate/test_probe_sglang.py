@@ -396,8 +396,8 @@ class Measured:
             subprocess.run(["tar", "x", "-C", str(place)], input=tar, check=True)
         return place
 
-    def __call__(self, sha: str, path: Any, match: str) -> dict[str, Measurement]:
-        chosen = [c for c in cases.suite("smoke") if match in c.id and target.supports(path, c, CPU) is None]
+    def __call__(self, sha: str, path: Any, match: str, suite: str = "smoke") -> dict[str, Measurement]:
+        chosen = [c for c in cases.suite(suite) if match in c.id and target.supports(path, c, CPU) is None]
         assert chosen
         cells = []
         for case in chosen:
@@ -453,7 +453,7 @@ def test_known_answers_of_the_metadata(measure: Measured, sha: str) -> None:
 @real
 @pytest.mark.parametrize(("sha", "bare"), [("99da43b90", False), ("13852d3f3", True)])
 def test_known_answers_without_deep_gemm(measure: Measured, sha: str, bare: bool) -> None:
-    found = measure(sha, target.METADATA, "without-deep-gemm")
+    found = measure(sha, target.METADATA, "without-deep-gemm", "full")
     backend = found["meta-decode-backend-without-deep-gemm"]
     assert backend.outcome is (Outcome.RAISED if bare else Outcome.COMPLETED)
     if bare:
