@@ -268,7 +268,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--memory",
             "memory_gib",
-            type=Amount(min=0.1),
+            type=Amount(min=0.1, max=1 << 20),
             default=8.0,
             show_default=True,
             help="Memory limit of a candidate, GiB.",
@@ -670,7 +670,7 @@ def golden_accept(folder: Path, reason: str, by: str | None, force: bool, golden
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--id", "case_id", required=True, help="Id of the new case, such as v32-layer3-decode.")
 @click.option("--facet", "facets", multiple=True, callback=pairs, metavar="K=V", help="rope= and mode= are needed.")
-@click.option("--topk", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--topk", type=click.IntRange(min=1, max=1 << 20), default=2048, show_default=True)
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder of imported cases.")
 def golden_import(file: Path, case_id: str, facets: dict[str, str], topk: int, folder: Path) -> None:
     """Make a case of captured activations (safetensors). Use it with a second --golden FOLDER."""
@@ -691,11 +691,15 @@ def golden_import(file: Path, case_id: str, facets: dict[str, str], topk: int, f
 )
 def golden_calibrate(commit: str, folder: Path | None, as_json: bool, **given: Any) -> None:
     """Measure a good commit's rounding errors on this device; runs on the same arch then use them as baselines."""
+    if given["show_config"]:
+        return show_settings()
+    needed("target")
     from dsabisect import calibrate
 
-    path, told = calibrate.calibrate(request_of(as_json=as_json, bad=commit, **given), say, folder)
+    with watching(given["verbose"], given["quiet"]) as said:
+        path, told = calibrate.calibrate(request_of(as_json=as_json, bad=commit, **given), said, folder)
     tell(path.read_text() if as_json else told)
-    say(f"calibration: {path}")
+    said(f"calibration: {path}")
 
 
 @golden_group.command("prove")
@@ -711,7 +715,7 @@ def golden_prove(suite: str, golden: Path | None) -> None:
     from dsabisect.outside import golden as goldens
 
     loaded = goldens.load(golden)
-    proof = prove.prove(loaded.cases(suite), loaded.golden)
+    proof = prove.prove(loaded.cases(suite), loaded.golden, loaded.inputs)
     tell(f"{loaded.describe()}\n\n{prove.text(proof)}")
     if not proof.holds:
         wrong = ", ".join("/".join(key) for key in (*proof.accepted_faults, *proof.false_alarms))

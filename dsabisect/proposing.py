@@ -17,7 +17,7 @@ from typing import Any
 from dsabisect import targets
 from dsabisect.errors import UsageError
 from dsabisect.indexer.cases import cost
-from dsabisect.model import Action, Column, Limits, Observation, Verdict, to_json
+from dsabisect.model import Action, Column, Limits, Observation, Outcome, Verdict, to_json
 from dsabisect.outside import pages, store
 from dsabisect.outside.gitrepo import GitRepo
 from dsabisect.outside.pushing import Pushing
@@ -95,21 +95,37 @@ def propose(wish: Wish, say: Say) -> Proposal:
 
 
 def _proposed(wish: Wish, say: Say, journal: store.Journal, stack: ExitStack) -> Proposal:
-    report = _about(build.build(journal.events()), wish.change, wish.run_dir)
+    report = build.build(journal.events())
+    _finished(report, wish)
+    report = _about(report, wish.change, wish.run_dir)
     given, first = report["recommendation"], report["first_diverging"]
     action = (given or {}).get("action", "none") if wish.action == "auto" else wish.action
     folder = wish.run_dir.absolute() / "proposal"
     if first is None or action in ("hold", "none"):
-        return _hold(report, folder)
+        return _hold(wish, report, folder)
     user = GitRepo(wish.repo or Path(report["run"]["repo"]), store.work_root())
     onto = user.resolve(wish.onto or report["run"]["bad"])
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder / "measured", ignore_errors=True)  # what an earlier proposal says stays until this one is done
+    shutil.rmtree(folder / "workshop", ignore_errors=True)
     store.writable(folder)
     target = targets.load(report["run"]["target"])
     stack.callback(shutil.rmtree, folder / "workshop", ignore_errors=True)
     bench = _Bench(wish=wish, report=report, workshop=Workshop(user, folder / "workshop"), target=target, onto=onto,
                    say=say, journal=journal, run=report["run"])  # fmt: skip
     return _made(bench, action, folder, stack)
+
+
+def _finished(report: Mapping[str, Any], wish: Wish) -> None:
+    """UsageError when the run has not come to its end, or looked for no change."""
+    run, where = report["run"], str(wish.run_dir)
+    if not report["range"]["commits"] or not run["good"]:
+        one = "this was a check of one commit" if run["bad"] else "the run has not begun"
+        raise UsageError(
+            f"{one}: there is no change to act on", where=where, remedy="dsabisect run --good REV --bad REV"
+        )
+    if report["exit_code"] is None:
+        remedy = f"Go on with it: the same `dsabisect run` with {pulltext.command(['--out', where])} --resume"
+        raise UsageError("the run is not finished", where=where, remedy=remedy)
 
 
 def _about(report: dict[str, Any], change: str, run_dir: Path) -> dict[str, Any]:
@@ -133,7 +149,7 @@ def _about(report: dict[str, Any], change: str, run_dir: Path) -> dict[str, Any]
 # ---- HOLD ---------------------------------------------------------------------------------------------------
 
 
-def _hold(report: Mapping[str, Any], folder: Path) -> Proposal:
+def _hold(wish: Wish, report: Mapping[str, Any], folder: Path) -> Proposal:
     """What is missing, as commands to copy."""
     from dsabisect.report import markdown
 
@@ -141,7 +157,9 @@ def _hold(report: Mapping[str, Any], folder: Path) -> Proposal:
     missing = list(given.get("missing", ())) or [_wider(report)]
     body = markdown.render(report) + "\n" + pulltext.missing_runs(missing)
     store.writable(folder)
+    _without_the_last(folder)
     store.write_text(folder / "pull.md", body)
+    _nothing_to_publish(wish, "the run's advice is to hold")
     return Proposal(markdown=body, exit_code=EXIT_PROPOSED, folder=folder)
 
 
@@ -212,7 +230,7 @@ def _still_bad(bench: _Bench, seen: Sequence[Observation]) -> bool:
     Raises:
         UsageError: these columns cannot be measured here, so that nobody knows.
     """
-    skipped = [o for o in seen if o.verdict is Verdict.SKIP]
+    skipped = [o for o in seen if o.verdict is Verdict.SKIP and not _gated_off(bench, o)]
     if any(o.verdict is Verdict.BAD for o in seen):
         return True
     if skipped:
@@ -221,6 +239,13 @@ def _still_bad(bench: _Bench, seen: Sequence[Observation]) -> bool:
             where=str(skipped[0].column), remedy="Measure where the run did: --device, --build-env, --submodule",
         )  # fmt: skip
     return False
+
+
+def _gated_off(bench: _Bench, seen: Observation) -> bool:
+    """The path that is asked for by name was not taken, but another: somebody has gated it. That is an answer."""
+    path, taken = seen.column.path, (seen.proof or {}).get("path")
+    named = path not in _defaults(bench)
+    return seen.outcome is Outcome.NOT_EXERCISED and named and taken is not None and taken != path
 
 
 def _mended_already(bench: _Bench) -> str:
@@ -348,6 +373,7 @@ def _write(
     body = pulltext.body(
         bench.report, made, evidence, run=bench.run, onto=bench.onto, defaults=_defaults(bench), forced=forced
     )
+    _without_the_last(folder)
     store.write_text(folder / "pull.md", body)
     if proof is not None:
         told = {"proof": to_json(proof), "speed": to_json(evidence.speeds)}
@@ -365,6 +391,12 @@ def _write(
         return Proposal(markdown=body, exit_code=EXIT_NOT_PROVEN, folder=folder)
     _publish(bench, branch, sha, made.title, folder)
     return Proposal(markdown=body, exit_code=EXIT_PROPOSED, folder=folder, branch=branch, sha=sha)
+
+
+def _without_the_last(folder: Path) -> None:
+    """What an earlier proposal left, when there is something to take its place; nothing else that lies there."""
+    for name in ("pull.md", "proof.json", "change.patch", "branch.txt"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _record(bench: _Bench, made: actions.Made, evidence: Evidence) -> None:

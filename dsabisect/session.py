@@ -188,6 +188,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
     sha = history.changes[-1].id if history else repo.resolve(request.bad)
     default = run_name(request, history, sha)
     run_dir = (request.out or store.default_run_dir(Path.cwd() / "dsabisect-runs", default)).absolute()
+    store.nothing_foreign(run_dir)
     store.writable(run_dir)
     runners = [
         stack.enter_context(
@@ -272,7 +273,7 @@ def open_session(request: Request, say: Say, stack: ExitStack) -> tuple[Session,
     )
     begin = {
         "tool_version": dsabisect.__version__,
-        "repo": str(request.repo),
+        "repo": str(request.repo.absolute()),
         "target": target.NAME,
         "good": history.changes[0].id if history else "",
         "bad": sha,

@@ -6,6 +6,7 @@ The story's known names choose the two ranges; nothing of them reaches the searc
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,5 +60,5 @@ def play(folder: Path, story: str, *, say: Callable[[str], None], out: Callable[
         if answer.exit_code != conclude.EXIT_CONFIRMED:
             code = code or answer.exit_code or conclude.EXIT_SUSPECTS
     if keep:
-        say(f"kept: {folder} (`dsabisect report {folder}/run-fused --format md`)")
+        say(f"kept: {folder} (`{shlex.join(['dsabisect', 'report', str(answer.run_dir), '--format', 'md'])}`)")
     return code

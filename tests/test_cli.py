@@ -133,11 +133,34 @@ def test_unwritable_out(sandbox: Path, history: demo.DemoHistory) -> None:
     fails(call("run", *run_args(history, out=sandbox / "file" / "run"), cwd=sandbox), 128, "--out")
 
 
+def test_a_checkout_is_no_run_folder(sandbox: Path, history: demo.DemoHistory) -> None:
+    """Nothing is written before that is known."""
+    (sandbox / "mine" / ".git").mkdir(parents=True)
+    args = ["--repo", history.path, "--target", "demo", "--path", "split", "--out", sandbox / "mine"]
+    fails(call("check", history.tip, *args, cwd=sandbox), 128, "not empty", "--out")
+    assert [p.name for p in (sandbox / "mine").iterdir()] == [".git"]
+
+
+def test_calibrate_shows_its_settings_and_runs_nothing(sandbox: Path, history: demo.DemoHistory) -> None:
+    args = ["--repo", history.path, "--target", "demo", "--commit", history.tip]
+    done = call("golden", "calibrate", *args, "--show-config", cwd=sandbox)
+    assert done.returncode == 0 and "suite" in done.stdout and not (sandbox / "dsabisect-runs").exists()
+    fails(call("golden", "calibrate", *args, "-q", "-v", cwd=sandbox), 129, "say nothing")
+    fails(call("golden", "calibrate", "--commit", "HEAD", cwd=sandbox), 129, "--target")
+
+
+def test_amounts_have_an_end(sandbox: Path, history: demo.DemoHistory) -> None:
+    args = ["--repo", history.path, "--target", "demo", "--memory", "1e300"]
+    fails(call("check", history.tip, *args, cwd=sandbox), 129, "--memory")
+
+
 def test_relative_paths_are_below_the_current_folder(sandbox: Path, history: demo.DemoHistory) -> None:
     repo = os.path.relpath(history.path, sandbox)
     args = ["--repo", repo, "--target", "demo", "--suite", "smoke", "--path", "expanded", "--out", "my run"]
     done = call("check", history.tip, *args, cwd=sandbox)
     assert done.returncode == 0, done.stderr
+    kept = json.loads((sandbox / "my run" / "report.json").read_text())["run"]["repo"]
+    assert Path(kept).is_absolute() and Path(kept).samefile(history.path)  # it is read from elsewhere later on
     assert (sandbox / "my run" / "report.json").is_file()
 
 

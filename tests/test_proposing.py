@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsabisect import engine, proposing
-from dsabisect.errors import StoreError, UsageError
+from dsabisect.errors import DsabisectError, StoreError, UsageError
 from dsabisect.outside import store
 from dsabisect.report import build, html, text
 from dsabisect.session import Request
@@ -173,6 +174,39 @@ def test_a_run_without_a_finding_gives_what_is_missing(made: Made, propose: Prop
     proposal = proposing.propose(proposing.Wish(run_dir=tmp_path / "run"), lambda line: None)
     assert (proposal.exit_code, proposal.sha) == (0, "")
     assert "Runs that are missing" in proposal.markdown and "dsabisect run --repo" in proposal.markdown
+
+
+def test_what_was_proposed_stays_until_there_is_something_new(made: Made, propose: Propose) -> None:
+    folder = propose("native")[0].folder
+    (folder / "my-notes.txt").write_text("mine\n")
+    before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    assert {"pull.md", "change.patch", "proof.json", "branch.txt"} <= set(before)
+    with pytest.raises(DsabisectError):
+        propose("native", device="nonsense")
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+    propose("native", onto=made.history.story2_bad)  # reverted already: no patch any more
+    assert {p.name for p in folder.iterdir() if p.is_file()} == {"pull.md", "my-notes.txt"}
+
+
+def test_what_was_gated_since_is_not_proposed(made: Made, propose: Propose) -> None:
+    """At the tip the fused path is not taken for NeoX any more: another path runs, and nothing is bad."""
+    proposal, said = propose("fused", onto=made.history.tip)
+    assert (proposal.exit_code, proposal.sha) == (0, "") and any("nothing is proposed" in line for line in said)
+
+
+def test_no_change_to_act_on(made: Made, tmp_path: Path) -> None:
+    request = Request(repo=made.repo, target="demo", bad=made.history.tip, paths=("split",), suite="smoke",
+                      cases=CASES["fused"], out=tmp_path / "one")  # fmt: skip
+    engine.check(request, lambda line: None)
+    with pytest.raises(UsageError, match="this was a check of one commit"):
+        proposing.propose(proposing.Wish(run_dir=tmp_path / "one"), lambda line: None)
+    unfinished = tmp_path / "two"
+    shutil.copytree(made.run("fused"), unfinished)
+    lines = (unfinished / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (unfinished / "journal.jsonl").write_bytes(b"".join(lines[:10]))
+    with pytest.raises(UsageError, match="not finished") as caught:
+        proposing.propose(proposing.Wish(run_dir=unfinished, branch=True), lambda line: None)
+    assert "--resume" in caught.value.remedy
 
 
 def test_the_run_is_held_meanwhile(made: Made, propose: Propose) -> None:

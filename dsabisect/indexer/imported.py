@@ -43,6 +43,8 @@ def faults(tensors: Mapping[str, Tensor]) -> list[str]:
         for size, letter in zip(value.shape, wanted, strict=True):
             if letter == "H*128":
                 letter, size = ("H", size // 128) if size and size % 128 == 0 else ("a multiple of 128", size)
+            if not size and letter != "P":
+                found.append(f"{name} is {list(value.shape)}: no dimension may be 0")
             if sizes.setdefault(letter, size) != size or letter.startswith("a "):
                 found.append(f"{name} is {list(value.shape)}, wanted [{shape}] with {letter} = {sizes[letter]}")
     return list(dict.fromkeys(found or _values(tensors)))

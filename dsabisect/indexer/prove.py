@@ -46,11 +46,14 @@ class Proof:
         return bool(self.faults) and not self.accepted_faults and not self.false_alarms
 
 
-def prove(cases: Iterable[Case], golden_of: Callable[[str], Golden]) -> Proof:
+def prove(
+    cases: Iterable[Case], golden_of: Callable[[str], Golden],
+    inputs_of: Callable[[Case], Mapping[str, Tensor]] = generate.inputs,
+) -> Proof:  # fmt: skip
     """Plant every fault into, and make every legitimate difference of, every case."""
     proof = Proof()
     for case in cases:
-        inputs, golden = generate.inputs(case), golden_of(case.id)
+        inputs, golden = inputs_of(case), golden_of(case.id)
         good = controls.right(case, inputs, golden)
         data = str(case.facets.get("data", "-"))
         for name, runs in controls.faults(case, inputs, golden, good):

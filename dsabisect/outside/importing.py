@@ -13,7 +13,7 @@ import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dsabisect.errors import GoldenError, UsageError
+from dsabisect.errors import GoldenError, StoreError, UsageError
 from dsabisect.indexer import generate, imported
 from dsabisect.model import Case, Facet, Stage
 from dsabisect.outside import golden
@@ -76,7 +76,7 @@ def _facets(given: Mapping[str, str]) -> dict[str, Facet]:
         if given.get(name) not in known:
             word = f"facet {name}={given[name]!r} is unknown" if name in given else f"facet {name} is needed"
             raise UsageError(word, remedy=f"--facet {name}=" + "|".join(known))
-    return {name: int(value) if value.isdigit() else value for name, value in given.items()}
+    return {name: int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value for name, value in given.items()}
 
 
 def add(file: Path, into: Path, *, id: str, given: Mapping[str, str], topk: int) -> Case:
@@ -104,7 +104,11 @@ def add(file: Path, into: Path, *, id: str, given: Mapping[str, str], topk: int)
     inputs = {poison: imported.inputs(case, tensors, poison=poison) for poison in generate.POISONS}
     answers, listed[id] = golden.judged(case, inputs, into)
     _put(blobs, id, answers, tensors)
-    golden.save(into, blobs, listed, KIND)
+    try:
+        golden.save(into, blobs, listed, KIND)
+    except OSError as error:
+        what = f"cannot write imported cases: {error.strerror or error}"
+        raise StoreError(what, where=str(into), remedy="Name another folder with --to") from error
     return case
 
 

@@ -384,7 +384,7 @@ class Zygote:
             raise EnvironmentFault(
                 f"cannot start the interpreter: {error.strerror}",
                 where=interpreter,
-                remedy="Give another with --interpreter",
+                remedy="Give another with --python",
             ) from error
         finally:
             theirs.close()
@@ -405,7 +405,7 @@ class Zygote:
         if message is not None:
             raise EnvironmentFault(
                 f"the candidate's interpreter cannot load torch: {message['error']}", where=self.interpreter,
-                remedy="Install torch, numpy and safetensors into it, or give another with --interpreter",
+                remedy="Install torch, numpy and safetensors into it, or give another with --python",
             )  # fmt: skip
         text = self.log.read_text(errors="replace").strip().splitlines()
         raise EnvironmentFault(

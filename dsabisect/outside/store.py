@@ -45,11 +45,7 @@ class Journal:
         Raises:
             StoreError: it cannot be written, holds an earlier run or foreign files, or a live process holds it.
         """
-        with _telling("cannot create the run folder", run_dir, OTHER_OUT):
-            run_dir.mkdir(parents=True, exist_ok=True)
-            foreign = sorted(set(os.listdir(run_dir)) - OURS)
-        if foreign and not (run_dir / JOURNAL).exists():
-            raise StoreError(f"the folder is not empty (it has {foreign[0]!r})", where=str(run_dir), remedy=OTHER_OUT)
+        foreign = nothing_foreign(run_dir)
         fd = _open_locked(run_dir, os.O_CREAT)
         if os.fstat(fd).st_size or foreign:
             os.close(fd)
@@ -152,6 +148,19 @@ def write_text(path: Path, text: str) -> None:
                 temporary.unlink()
             raise
         _sync_folder(path.parent)
+
+
+def nothing_foreign(run_dir: Path) -> list[str]:
+    """Make ``run_dir`` if needed; what lies in it beside a run. StoreError when that is no earlier run either.
+
+    To be asked before anything is written: the folder may be somebody's checkout.
+    """
+    with _telling("cannot create the run folder", run_dir, OTHER_OUT):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(set(os.listdir(run_dir)) - OURS)
+    if foreign and not (run_dir / JOURNAL).exists():
+        raise StoreError(f"the folder is not empty (it has {foreign[0]!r})", where=str(run_dir), remedy=OTHER_OUT)
+    return foreign
 
 
 def writable(folder: Path) -> None:
@@ -269,7 +278,7 @@ def _parse(raw: bytes, run_dir: Path) -> tuple[list[dict[str, Any]], int]:
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
 

@@ -364,4 +364,7 @@ def again(report: Report, sha: str, column: str = "") -> str:
     path, _, case = (column or report["first_diverging"]["column"]).partition("/")
     words = ["dsabisect", "check", sha[:12], "--repo", run["repo"], "--target", run["target"], "--path", path,
              "--case", case, "--suite", run["suite"], "--device", run["device"]["name"]]  # fmt: skip
+    for option in ("golden", "build-env", "submodule"):
+        for value in run["settings"].get(option, {}).get("value") or ():
+            words += [f"--{option}", value]
     return shlex.join(plain(word, 4096) for word in words)

@@ -150,7 +150,7 @@ def test_one_byte_flipped_or_one_byte_short(copy: Path, blob: str) -> None:
     refused(copy, blob, "damaged")
 
 
-NO_MANIFESTS = ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 1, "generator": "1", "cases": 3, "blobs": 4}']
+NO_MANIFESTS = ["", "[" * 200_000, "{", "[]", "null", '{"schema": 1}', '{"schema": 1, "generator": "1", "cases": 3, "blobs": 4}']
 
 
 @pytest.mark.parametrize("text", NO_MANIFESTS)
@@ -298,3 +298,10 @@ def test_a_set_with_sound_hashes_and_unsound_answers_is_a_bad_oracle(copy: Path,
     assert id in str(caught.value) and "accepts the fault" in str(caught.value)
     assert caught.value.exit_code == EXIT_ERROR and str(copy) in str(caught.value)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 200_000, "3"])
+def test_a_record_that_is_none_though_sealed(copy: Path, text: str) -> None:
+    (copy / golden.ACCEPTED).write_text(text)
+    golden.seal(copy)
+    refused(copy, golden.ACCEPTED)

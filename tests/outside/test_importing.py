@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dsabisect.errors import DsabisectError, GoldenError, UsageError
-from dsabisect.indexer import generate, imported
+from dsabisect.errors import BadOracle, DsabisectError, GoldenError, StoreError, UsageError
+from dsabisect.indexer import generate, imported, prove
 from dsabisect.outside import golden, importing, regenerate
 from dsabisect.targets import demo
 
@@ -75,6 +75,8 @@ def test_it_is_measured_with_golden_given_twice(capture: Path, tmp_path: Path) -
         (lambda t: t["x"].fill_(float("nan")), "x is not finite"),
         (lambda t: t["seq_lens"].add_(1), "seq_lens add up to"),
         (lambda t: t["extend_lens"].zero_(), "1 <= extend_lens"),
+        (lambda t: t.update({n: t[n][:, :0].clone() for n in ("x", "wk", "weights_proj")}), "no dimension may be 0"),
+        (lambda t: t.update({n: t[n][:, :0].contiguous() for n in ("q_lora", "wq_b")}), "no dimension may be 0"),
         (lambda t: t.update(cos_sin_cache=t["cos_sin_cache"][:200].contiguous()), "shorter than the longest"),
     ],
 )
@@ -86,6 +88,29 @@ def test_what_does_not_fit_is_named(tmp_path: Path, change: Callable[[dict[str, 
         importing.add(tmp_path / "wrong.safetensors", tmp_path / "mine", id="x", given=GIVEN, topk=64)
     assert "\n" not in str(caught.value) and caught.value.remedy
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("name", ["x", "weights_proj"])
+def test_a_capture_that_would_notice_nothing_is_refused(tmp_path: Path, name: str) -> None:
+    """A forward pass of zeros: every logit is 0, and so is every candidate's."""
+    tensors = captured()
+    tensors[name].zero_()
+    save_file(tensors, str(tmp_path / "zeros.safetensors"))
+    with pytest.raises(BadOracle, match="notices no wrong value: its logits are all 0"):
+        importing.add(tmp_path / "zeros.safetensors", tmp_path / "mine", id="x", given=GIVEN, topk=64)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_an_imported_set_is_proven_with_what_was_captured(capture: Path, tmp_path: Path) -> None:
+    importing.add(capture, tmp_path / "mine", id="x", given=GIVEN, topk=64)
+    mine = golden.load(tmp_path / "mine")
+    assert prove.prove(mine.cases("full"), mine.golden, mine.inputs).holds
+
+
+def test_no_place_to_write(capture: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write imported cases"):
+        importing.add(capture, tmp_path / "file", id="x", given=GIVEN, topk=64)
 
 
 def test_no_pickle_and_no_missing_file(tmp_path: Path) -> None:

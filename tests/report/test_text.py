@@ -237,6 +237,13 @@ def test_a_hostile_repository_folder_stays_one_word() -> None:
     assert "\n" not in text.again(report, sha(5))
 
 
+def test_the_command_has_what_else_decides_the_answer() -> None:
+    settings = {"golden": {"value": ["my set"], "source": "option"}, "build-env": {"value": ["CC=/usr/bin/gcc"]}}
+    report = build.build([{**begin(), "settings": settings}, *gate_story()[1:]])
+    words = shlex.split(text.again(report, sha(5)))
+    assert words[words.index("--golden") + 1] == "my set" and words[words.index("--build-env") + 1] == "CC=/usr/bin/gcc"
+
+
 def test_long_titles_are_cut_not_wrapped() -> None:
     shown = lines_of(gate_story(title="word " * 100))
     assert len(shown[0]) == text.WIDTH
