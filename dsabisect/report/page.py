@@ -106,12 +106,8 @@ def commands(report: Report) -> list[tuple[str, str]]:
     lines = [("It is good here", text.again(report, first["parent"]))] if first["parent"] else []
     lines.append(("It is bad here", text.again(report, first["sha"])))
     lines.append(("Read the change", f"git -C {repo} show {first['sha'][:12]}"))
-    lines.append(
-        (
-            "Make the change, measure it, write patch and text; RUN_DIR is the folder of this run",
-            "dsabisect propose RUN_DIR",
-        )
-    )
+    what = "Make the change, measure it, write patch and text; RUN_DIR is the folder of this run"
+    lines.append((what, "dsabisect propose RUN_DIR"))
     return lines
 
 

@@ -150,7 +150,9 @@ def test_one_byte_flipped_or_one_byte_short(copy: Path, blob: str) -> None:
     refused(copy, blob, "damaged")
 
 
-NO_MANIFESTS = ["", "[" * 200_000, "{", "[]", "null", '{"schema": 1}', '{"schema": 1, "generator": "1", "cases": 3, "blobs": 4}']
+NO_MANIFESTS = [
+    "", "[" * 200_000, "{", "[]", "null", '{"schema": 1}', '{"schema": 1, "generator": "1", "cases": 3, "blobs": 4}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", NO_MANIFESTS)
